@@ -1,0 +1,198 @@
+"""Calls each target's rule, dependencies first, and collects what it declared: steps and providers.
+
+Knows rules and targets; knows nothing of how steps run.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hidet_build.action import Artifact, Step
+from hidet_build.errors import AnalysisError, BuildError, Location, raise_all
+from hidet_build.graph import TargetGraph
+from hidet_build.label import Label
+from hidet_build.package import Select, Target, resolve_select
+from hidet_build.platform import Platform
+from hidet_build.rule import (
+    DATA,
+    FILE,
+    FILES,
+    LABEL,
+    LABELS,
+    Attribute,
+    Context,
+    DefaultInfo,
+    Dependency,
+    GroupInfo,
+    Provider,
+    Reference,
+)
+
+Providers = Mapping[type[Provider], Provider]
+
+
+@dataclass
+class Analysis:
+    """What the rules declared, by target."""
+
+    steps: dict[Label, tuple[Step, ...]] = field(default_factory=dict)
+    providers: dict[Label, Providers] = field(default_factory=dict)
+
+    def default(self, label: Label) -> DefaultInfo:
+        """What is made when `label` is asked for."""
+        found = self.providers[label].get(DefaultInfo)
+        return found if isinstance(found, DefaultInfo) else DefaultInfo()
+
+
+def analyze(
+    graph: TargetGraph, platform: Platform, resolve: Callable[[str, Location], Platform], built_in: str
+) -> Analysis:
+    """Run the rules of all targets of `graph` for `platform`.
+
+    `resolve` reads a target string found in a BUILD.yaml; `built_in` is the folder of our own rules, whose exceptions
+    are our bugs. Targets whose dependencies failed are passed over; all errors are raised together.
+    """
+    analysis = Analysis()
+    errors: list[BuildError] = []
+    failed: set[Label] = set()
+    for target in graph.in_order():
+        if any(needed in failed for needed in graph.needs(target.label)):
+            failed.add(target.label)
+            continue
+        try:
+            _analyze(target, graph, platform, resolve, built_in, analysis)
+        except BuildError as error:
+            failed.add(target.label)
+            errors.append(error)
+    raise_all(errors)
+    return analysis
+
+
+def _analyze(
+    target: Target,
+    graph: TargetGraph,
+    platform: Platform,
+    resolve: Callable[[str, Location], Platform],
+    built_in: str,
+    analysis: Analysis,
+) -> None:
+    attrs = {
+        name: _value(name, attribute, target, graph, platform, analysis)
+        for name, attribute in target.rule.attributes.items()
+    }
+    context = Context(target.label, attrs, target.locations, target.location, platform, target.tags, resolve)
+    try:
+        providers = target.rule.implementation(context)
+    except BuildError:
+        raise
+    except Exception as error:  # the workspace's own rule is the user's code: its mistakes are located errors
+        if target.rule.path.startswith(built_in):
+            raise
+        raise _rule_raised(target, error) from error
+    analysis.steps[target.label] = context.steps()
+    analysis.providers[target.label] = _checked(target, providers)
+
+
+def _value(
+    name: str, attribute: Attribute, target: Target, graph: TargetGraph, platform: Platform, analysis: Analysis
+) -> Any:
+    """What the rule gets for one attribute: see `Kind.value`."""
+    value = target.values.get(name, attribute.default)
+    if isinstance(value, Select):
+        value = resolve_select(value, platform, name)
+    if attribute.kind == DATA:
+        return dict(value or {})
+    if value is None:
+        return None
+    if attribute.kind == FILE:
+        files = _files(value, attribute, graph, analysis)
+        if len(files) != 1:
+            raise AnalysisError(f"{name}: {value.label} makes {len(files)} files, not one", location=value.location)
+        return files[0]
+    if attribute.kind == FILES:
+        return tuple(dict.fromkeys(file for one in value for file in _files(one, attribute, graph, analysis)))
+    if attribute.kind == LABEL:
+        return _dependency(value, attribute, analysis)
+    if attribute.kind == LABELS:
+        found = [member for one in value for member in _members(_dependency(one, None, analysis))]
+        for dependency in found:
+            _check_provides(dependency, attribute)
+        return tuple({dependency.label: dependency for dependency in found}.values())
+    return value
+
+
+def _files(reference: Reference, attribute: Attribute, graph: TargetGraph, analysis: Analysis) -> tuple[Artifact, ...]:
+    label = reference.label
+    if label in graph.targets:
+        files = analysis.default(label).files
+        if not files:
+            raise AnalysisError(
+                f"{label} (rule {graph.targets[label].rule.name}) makes no files", location=reference.location
+            )
+    else:
+        files = (Artifact(label.path),)
+    for file in files:
+        if attribute.suffixes and not file.path.endswith(attribute.suffixes):
+            raise AnalysisError(
+                f"{file.path}: expected a file that ends with {' or '.join(attribute.suffixes)}",
+                location=reference.location,
+            )
+    return files
+
+
+def _dependency(reference: Reference, attribute: Attribute | None, analysis: Analysis) -> Dependency:
+    dependency = Dependency(reference.label, reference.location, analysis.providers[reference.label])
+    if attribute is not None:
+        _check_provides(dependency, attribute)
+    return dependency
+
+
+def _members(dependency: Dependency) -> Sequence[Dependency]:
+    """The targets a group stands for, at the place where the group was named; else the dependency itself."""
+    group = dependency.get(GroupInfo)
+    if group is None:
+        return (dependency,)
+    return [
+        Dependency(member.label, dependency.location, member.providers)
+        for one in group.members
+        for member in _members(one)
+    ]
+
+
+def _check_provides(dependency: Dependency, attribute: Attribute) -> None:
+    if attribute.provides and not any(kind in dependency.providers for kind in attribute.provides):
+        wanted = " or ".join(kind.__name__ for kind in attribute.provides)
+        has = ", ".join(sorted(kind.__name__ for kind in dependency.providers)) or "nothing"
+        raise AnalysisError(
+            f"{dependency.label} cannot stand here: it provides {has}, and {wanted} is needed",
+            location=dependency.location,
+        )
+
+
+def _checked(target: Target, providers: Sequence[Provider]) -> Providers:
+    found: dict[type[Provider], Provider] = {}
+    for provider in providers or ():
+        if not isinstance(provider, Provider) or type(provider) in found:
+            raise AnalysisError(
+                f"rule {target.rule.name} must return providers, one of each type; it returned {providers!r}",
+                location=target.location,
+            )
+        found[type(provider)] = provider
+    return found
+
+
+def _rule_raised(target: Target, error: Exception) -> AnalysisError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == target.rule.path]
+    related = []
+    if frames:
+        frame = frames[-1]
+        text = frame.line or ""
+        related = [("raised here", Location(frame.filename, frame.lineno or 1, 1, text))]
+    return AnalysisError(
+        f"rule {target.rule.name} failed for {target.label}: {type(error).__name__}: {error}",
+        location=target.location,
+        related=related,
+    )

@@ -1,0 +1,1 @@
+"""Where results of actions are kept: on disk now, over the network later."""

@@ -1,0 +1,427 @@
+"""The command line: argv -> a verb with its options; the only room that prints answers and decides exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
+
+import hidet_build
+from hidet_build.engine import Options
+from hidet_build.errors import (
+    BuildError,
+    EnvironmentFailure,
+    ExitCode,
+    Interrupted,
+    UsageError,
+    did_you_mean,
+)
+from hidet_build.process import Processes
+from hidet_build.progress import choose_reporter
+
+PROGRAM = "hidet-build"
+# The verbs, and what each is for.
+VERBS = {
+    "build": "build targets; what a command line means that starts with a label",
+    "query": "ask about the target graph: deps, rdeps, kind, filter, set operators",
+    "clean": "delete what was built in this workspace",
+    "info": "show folders, versions and tools",
+    "version": "print the version",
+    "help": "explain a verb",
+}
+EXAMPLES = f"""\
+patterns:
+  //a/b:c      the target c of the package a/b         //a/b       the same as //a/b:b
+  //a/...      all targets in a and below              //a:all     all targets of the package a
+  :c           the target c of the package you are in  -//a/x/...  but not these
+
+for example:
+  {PROGRAM} //examples/quickstart:matmul
+  {PROGRAM} //... -//examples/attention/...
+  {PROGRAM} query "rdeps(//..., //kernels:tiles)"
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code."""
+    processes = Processes()
+    try:
+        with _interruptible(processes):
+            return _run(argv, processes)
+    except BuildError as error:
+        _say(error.render())
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our answers had enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.SUCCESS
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        _say("this is a bug in hidet-build: please report it with the text above")
+        return ExitCode.INTERNAL
+
+
+def _say(text: str) -> None:
+    print(f"ERROR: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _interruptible(processes: Processes) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM, SIGHUP) ends what runs and lets us clean up; the second ends us at once."""
+
+    def stop(_: int, __: object) -> None:
+        if processes.stopped:
+            processes.terminate_all(grace=0)
+            os._exit(ExitCode.INTERRUPTED)
+        processes.terminate_all()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(argv: Sequence[str], processes: Processes) -> int:
+    if sys.platform != "linux" or os.uname().machine != "x86_64":
+        raise EnvironmentFailure(f"{PROGRAM} runs on Linux x86-64; this is {os.uname().sysname} {os.uname().machine}")
+    verb, rest = _verb(argv)
+    if verb is None:
+        print(_overview(), file=sys.stderr)
+        return ExitCode.USAGE
+    options = _parser(verb).parse_args(_plain(rest))
+    options.words = [word.replace(_ESCAPE, "-", 1) for word in getattr(options, "words", [])]
+    run = _RUN[verb]
+    return run(options, argv, processes)
+
+
+# ---- from argv to a verb and its options
+
+_ESCAPE = "\0"  # stands for the minus of a negative pattern, which argparse would take for a flag
+
+
+def _verb(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The verb and what is left; `build` where the first word is a pattern."""
+    rest = list(argv)
+    for index, word in enumerate(rest):
+        if word in ("--help", "-h") and index == 0:
+            return "help", rest[1:]
+        if word == "--version" and index == 0:
+            return "version", []
+        if word.startswith("-") and not word.startswith(("-/", "-:")):
+            continue
+        if word in VERBS:
+            return word, rest[:index] + rest[index + 1 :]
+        if re.search(r"[/:.]", word):
+            return "build", rest
+        raise UsageError(
+            f"unknown verb {word!r}",
+            hint=did_you_mean(word, VERBS) or f"a target is written with a colon or slashes: {PROGRAM} :{word}",
+        )
+    return ("build", rest) if rest else (None, [])
+
+
+def _plain(words: Sequence[str]) -> list[str]:
+    """The words as argparse takes them: flags with underscores, negative patterns hidden from it."""
+    done: list[str] = []
+    for index, word in enumerate(words):
+        if word == "--":
+            return [*done, *(word.replace("-", _ESCAPE, 1) if word[:1] == "-" else word for word in words[index + 1 :])]
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            word = "--" + name[2:].replace("-", "_") + equals + value
+        elif word.startswith(("-/", "-:")):
+            word = _ESCAPE + word[1:]
+        done.append(word)
+    return done
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        flag = re.search(r"(--\w+)", message)
+        hint = f"{self.prog} --help lists the flags"
+        if message.startswith("unrecognized arguments") and flag:
+            known = [name for action in self._actions for name in action.option_strings]
+            raise UsageError(
+                f"unknown flag {flag.group()} for {self.prog}", hint=did_you_mean(flag.group(), known) or hint
+            )
+        raise UsageError(message, hint=hint)
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    epilog = EXAMPLES if verb == "build" else None
+    parser = _Parser(
+        prog=f"{PROGRAM} {verb}",
+        description=VERBS[verb],
+        epilog=epilog,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if verb in ("build", "query", "clean", "info"):
+        parser.add_argument("--output_base", metavar="DIR", help="where outputs and state go (default: hidet-out)")
+        parser.add_argument(
+            "--symlink_prefix",
+            metavar="TEXT",
+            default="hidet-",
+            help="name of the link to the outputs, before `bin`; / for none",
+        )
+        parser.add_argument("--disk_cache", metavar="DIR", help="the store of results; empty: one in the output base")
+        parser.add_argument("--color", choices=["yes", "no", "auto"], default="auto", help="colours on stderr")
+    if verb == "build":
+        _build_flags(parser)
+        parser.add_argument("words", nargs="*", metavar="PATTERN", help="targets to build")
+    elif verb == "query":
+        parser.add_argument(
+            "--output",
+            choices=["label", "label_kind", "location"],
+            default="label",
+            help="what to print of each result",
+        )
+        _switch(parser, "keep_going", "-k", help="go on without the packages that cannot be loaded (exit 3)")
+        parser.add_argument(
+            "words", nargs="+", metavar="EXPRESSION", help='like "deps(//a:b)" or "rdeps(//..., a/b.py)"'
+        )
+    elif verb == "info":
+        parser.add_argument("words", nargs="*", metavar="KEY", help="print the value of this key alone")
+    elif verb == "help":
+        parser.add_argument("words", nargs="*", metavar="VERB")
+    return parser
+
+
+def _build_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs", "-j", metavar="N", type=_jobs, default=0, help="actions to run at once (default: the cores)"
+    )
+    _switch(parser, "keep_going", "-k", help="go on with what does not depend on a failed action")
+    _switch(parser, "subcommands", "-s", help="print each command line as it starts, ready to paste")
+    _switch(parser, "verbose_failures", help="show everything a failed command said")
+    _switch(parser, "explain", help="say why each action runs: which input, flag or tool changed, from what to what")
+    _switch(parser, "check_up_to_date", help="run nothing; exit 1 and say why if something would run")
+    _switch(parser, "build", default=True, help="--nobuild: load and analyze, run nothing")
+    _switch(parser, "cache", default=True, help="--nocache: run every action, whatever caches and earlier builds hold")
+    _switch(
+        parser, "block_for_lock", default=True, help="--noblock_for_lock: exit 9 where another build holds an action"
+    )
+    parser.add_argument(
+        "--lock_timeout", metavar="SECONDS", type=float, help="how long to wait for another build's action"
+    )
+    parser.add_argument(
+        "--platforms", metavar="TARGET", default="", help='what to build for, like cpu or "cpu --arch=x86-64-v4"'
+    )
+    parser.add_argument("--curses", choices=["yes", "no", "auto"], default="auto", help="live progress")
+
+
+def _switch(parser: argparse.ArgumentParser, name: str, *short: str, default: bool = False, help: str) -> None:
+    """A flag that is `--name` and `--noname`."""
+    parser.add_argument(f"--{name}", *short, action="store_true", default=default, help=help)
+    parser.add_argument(f"--no{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+
+
+def _jobs(text: str) -> int:
+    if text == "auto":
+        return 0
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a positive number or auto, not {text!r}")
+    return int(text)
+
+
+# ---- verbs
+
+
+def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processes) -> int:
+    from hidet_build.build import Request, build
+
+    root, package = _workspace()
+    if not options.words:
+        raise UsageError(
+            "which targets?",
+            hint=f"`{PROGRAM} //...` builds everything here; `{PROGRAM} query //...` lists what there is",
+        )
+    reporter = choose_reporter(sys.stderr, os.environ, options.color, options.curses)
+    request = Request(
+        root=root,
+        package=package,
+        patterns=tuple(options.words),
+        output_base=_output_base(options, root),
+        disk_cache=_disk_cache(options),
+        user_cache=_user_cache(os.environ),
+        platform=options.platforms,
+        symlink_prefix=options.symlink_prefix,
+        lock_timeout=options.lock_timeout,
+        block_for_lock=options.block_for_lock,
+        nobuild=not options.build,
+        arguments=tuple(argv),
+    )
+    running = Options(
+        jobs=options.jobs or _default_jobs(os.environ),
+        keep_going=options.keep_going,
+        explain=options.explain,
+        subcommands=options.subcommands,
+        verbose_failures=options.verbose_failures,
+        check_up_to_date=options.check_up_to_date,
+        nocache=not options.cache,
+    )
+    try:
+        summary, code = build(request, running, os.environ, processes, reporter)
+        reporter.build_finished(summary)
+    finally:
+        reporter.close()
+    if processes.stopped:
+        raise Interrupted("interrupted")
+    return code
+
+
+def _query(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
+    from hidet_build.inquiry import inquire
+
+    root, package = _workspace()
+    try:
+        text, errors = inquire(
+            root,
+            package,
+            " ".join(options.words),
+            options.output,
+            _output_base(options, root),
+            options.symlink_prefix,
+            options.keep_going,
+        )
+    except UsageError:
+        raise
+    except BuildError as error:
+        _say(error.render())
+        return ExitCode.QUERY_FAILED
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    for one in errors:
+        _say(one.render())
+    return ExitCode.TESTS_FAILED if errors else ExitCode.SUCCESS  # 3: for a query, a partial answer
+
+
+def _clean(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
+    root = _workspace()[0]
+    base = _output_base(options, root)
+    link = os.path.join(root, options.symlink_prefix + "bin")
+    if os.path.islink(link):
+        os.unlink(link)
+    if not os.path.isdir(os.path.join(base, ".state")):
+        return ExitCode.SUCCESS
+    for name in os.listdir(base):
+        path = os.path.join(base, name)
+        # Only what we made: an output base may be a folder that holds other things too.
+        if name in (".gitignore", "CACHEDIR.TAG"):
+            os.unlink(path)
+        elif name == ".state" or re.match(r"(cpu|cuda|hip)-", name):
+            shutil.rmtree(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(base)
+    return ExitCode.SUCCESS
+
+
+def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -> int:
+    from hidet_build.build import describe_tools
+
+    root, package = _workspace()
+    base = _output_base(options, root)
+    values: dict[str, Callable[[], str]] = {
+        "workspace": lambda: root,
+        "package": lambda: f"//{package}",
+        "output_base": lambda: base,
+        "bin": lambda: os.path.join(root, options.symlink_prefix + "bin"),
+        "disk_cache": lambda: _disk_cache(options) or os.path.join(base, ".state", "cache"),
+        "user_cache": lambda: _user_cache(os.environ),
+        "version": lambda: hidet_build.__version__,
+        "python": lambda: sys.executable,
+    }
+    for name in ("cxx", "binutils", "hidet"):
+        values[name] = lambda name=name: describe_tools(
+            root, base, _user_cache(os.environ), os.environ, processes, name
+        )  # type: ignore[misc]
+    for word in options.words:
+        if word not in values:
+            raise UsageError(f"unknown key {word!r}", hint=did_you_mean(word, values) or "keys: " + ", ".join(values))
+        print(values[word]())
+    if not options.words:
+        for name, value in values.items():
+            print(f"{name}: {value()}")
+    return ExitCode.SUCCESS
+
+
+def _version(_: argparse.Namespace, __: Sequence[str], ___: Processes) -> int:
+    print(f"{PROGRAM} {hidet_build.__version__}")
+    return ExitCode.SUCCESS
+
+
+def _help(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
+    if not options.words:
+        print(_overview())
+        return ExitCode.SUCCESS
+    verb = options.words[0]
+    if verb not in VERBS:
+        raise UsageError(f"unknown verb {verb!r}", hint=did_you_mean(verb, VERBS))
+    _parser(verb).print_help()
+    return ExitCode.SUCCESS
+
+
+_RUN = {"build": _build, "query": _query, "clean": _clean, "info": _info, "version": _version, "help": _help}
+
+
+def _overview() -> str:
+    verbs = "\n".join(f"  {name:<9} {purpose}" for name, purpose in VERBS.items())
+    return (
+        f"{PROGRAM} builds hidet kernels declared in BUILD.yaml files, and only what an edit made stale.\n\n"
+        f"usage: {PROGRAM} [VERB] [FLAGS] PATTERNS...\n\nverbs:\n{verbs}\n\n{EXAMPLES}\n"
+        f"`{PROGRAM} help build` lists the flags."
+    )
+
+
+# ---- folders
+
+
+def _workspace() -> tuple[str, str]:
+    """The root of the workspace we are in, and our folder from there."""
+    from hidet_build.workspace import find_root
+
+    here = os.getcwd()
+    root = find_root(here)
+    if root is None:
+        raise UsageError(
+            f"no workspace here: no BUILD.yaml with a `workspace:` section in {here} or above",
+            hint="go to your project, or start one: a BUILD.yaml with `workspace: {name: my_kernels}`",
+        )
+    return root, os.path.relpath(here, root) if here != root else ""
+
+
+def _output_base(options: argparse.Namespace, root: str) -> str:
+    chosen = options.output_base or os.environ.get("HIDET_BUILD_OUTPUT_BASE")
+    return os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
+
+
+def _user_cache(environment: Mapping[str, str]) -> str:
+    base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, PROGRAM)
+
+
+def _disk_cache(options: argparse.Namespace) -> str:
+    """The store: flag, variable, then the user's cache folder; empty where it is switched off."""
+    chosen = options.disk_cache if options.disk_cache is not None else os.environ.get("HIDET_BUILD_DISK_CACHE")
+    if chosen is None:
+        return _user_cache(os.environ)
+    return os.path.abspath(os.path.expanduser(chosen)) if chosen else ""
+
+
+def _default_jobs(environment: Mapping[str, str]) -> int:
+    limit = environment.get("MAX_JOBS", "")
+    return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))

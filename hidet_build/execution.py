@@ -1,0 +1,203 @@
+"""Execution roots: a fresh folder for each action that holds its inputs and nothing else, and what it leaves there.
+
+Knows files; does not know keys, caches or who runs what.
+
+    <output_base>/.state/exec/<invocation>/         one for each running hidet-build, locked while it lives
+        <n>/root/                                   the execution root
+        <n>/tmp/                                    its TMPDIR
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+
+from hidet_build import digest
+from hidet_build.action import Action, ActionResult, Artifact, OutputFile, Text
+from hidet_build.errors import ActionFailed, LockHeld
+from hidet_build.lock import exclusive
+
+
+class Layout:
+    """Where sources and outputs lie on disk."""
+
+    def __init__(self, root: str, output_base: str) -> None:
+        self.root = root
+        self.output_base = output_base
+        self.state = os.path.join(output_base, ".state")
+
+    def path(self, artifact: Artifact) -> str:
+        """The absolute path of an artifact."""
+        if artifact.is_source:
+            return os.path.join(self.root, artifact.path)
+        return os.path.join(self.output_base, artifact.platform, artifact.path)
+
+
+class ExecutionRoot:
+    """The folder one action runs in."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.root = os.path.join(folder, "root")
+        self.tmp = os.path.join(folder, "tmp")
+        self.log = os.path.join(folder, "output.txt")
+
+    def create(self) -> None:
+        """Make the folders."""
+        os.makedirs(self.root)
+        os.mkdir(self.tmp)
+
+    def directory(self, action: Action) -> str:
+        """The folder the command runs in."""
+        return os.path.join(self.root, action.working_directory)
+
+    def moved(self, folder: str) -> ExecutionRoot:
+        """The same execution root after its folder was renamed."""
+        return ExecutionRoot(folder)
+
+    def stage(
+        self, action: Action, layout: Layout, folders: Mapping[str, Sequence[str]], trees: Mapping[str, str]
+    ) -> None:
+        """Put every input at its path: links to files, text as a file, toolchain folders under `external/`.
+
+        `folders` gives for the id of each directory input the files in it.
+        """
+        made: set[str] = set()
+        for where, content in action.inputs:
+            target = os.path.join(self.root, where)
+            self._folder(os.path.dirname(target), made)
+            if isinstance(content, Text):
+                with open(target, "w", encoding="utf-8") as file:
+                    file.write(content.content)
+            elif content.directory:
+                self._folder(target, made)
+                for name in folders[content.id]:
+                    inner = os.path.join(target, name)
+                    self._folder(os.path.dirname(inner), made)
+                    os.link(os.path.join(layout.path(content), name), inner)
+            elif content.is_source:
+                # A link to the file, not the file: a hard link would change the source's ctime, which we watch.
+                os.symlink(layout.path(content), target)
+            else:
+                os.link(layout.path(content), target)
+        for name, path in trees.items():
+            target = os.path.join(self.root, "external", name)
+            self._folder(os.path.dirname(target), made)
+            os.symlink(path, target)
+        for where, artifact in action.outputs:
+            target = os.path.join(self.root, action.working_directory, where)
+            self._folder(target if artifact.directory else os.path.dirname(target), made)
+        self._folder(os.path.join(self.root, action.working_directory), made)
+
+    @staticmethod
+    def _folder(path: str, made: set[str]) -> None:
+        if path not in made:
+            os.makedirs(path, exist_ok=True)
+            made.add(path)
+
+    def collect(self, action: Action, output: bytes, seconds: float) -> tuple[ActionResult, dict[str, str]]:
+        """What the action left: the result, and for each of its files where it lies now.
+
+        Raises ActionFailed where a declared output is missing or is not what was declared.
+        """
+        files: list[OutputFile] = []
+        places: dict[str, str] = {}
+        directories = []
+        base = os.path.join(self.root, action.working_directory)
+        for where, artifact in action.outputs:
+            path = os.path.join(base, where)
+            if artifact.directory:
+                directories.append(where)
+                found = list(self._walk(path, where))
+            else:
+                found = [(where, path)]
+            for name, place in found:
+                files.append(self._file(action, name, place))
+                places[name] = place
+        files.sort()
+        return ActionResult(tuple(files), tuple(sorted(directories)), output, seconds), places
+
+    @staticmethod
+    def _walk(path: str, where: str) -> Iterator[tuple[str, str]]:
+        for folder, _, names in os.walk(path):
+            for name in names:
+                place = os.path.join(folder, name)
+                yield f"{where}/{os.path.relpath(place, path)}", place
+
+    def _file(self, action: Action, name: str, place: str) -> OutputFile:
+        if os.path.islink(place):
+            real = os.path.realpath(place)
+            if not real.startswith(os.path.realpath(self.root) + os.sep) or not os.path.isfile(real):
+                raise ActionFailed(
+                    f"{action.owner}: {action.mnemonic} left {name} as a link to {os.readlink(place)}",
+                    location=action.location,
+                    hint="outputs are files: copy instead of linking",
+                )
+            os.unlink(place)
+            shutil.copyfile(real, place)
+            shutil.copymode(real, place)
+        if not os.path.isfile(place):
+            kind = "a folder" if os.path.isdir(place) else "missing"
+            raise ActionFailed(
+                f"{action.owner}: {action.mnemonic} ended well, but its output {name} is {kind}",
+                location=action.location,
+                hint="outputs are paths relative to the folder the command runs in",
+            )
+        return OutputFile(name, digest.of_file(place), bool(os.stat(place).st_mode & 0o100))
+
+    def discard(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class ExecutionRoots:
+    """The execution roots of one invocation; deletes what killed invocations left behind."""
+
+    def __init__(self, state: str) -> None:
+        self._base = os.path.join(state, "exec")
+        self._numbers = itertools.count()
+        self._stack = contextlib.ExitStack()
+        self._folder = ""
+
+    def new(self) -> ExecutionRoot:
+        """A new, empty one."""
+        if not self._folder:
+            self._open()
+        place = ExecutionRoot(os.path.join(self._folder, str(next(self._numbers))))
+        place.create()
+        return place
+
+    def _open(self) -> None:
+        self._sweep()
+        folder = os.path.join(self._base, f"{os.getpid()}-{os.urandom(4).hex()}")
+        # The lock first, then the folder: whoever finds a folder whose lock is free knows that its owner is gone.
+        self._stack.enter_context(exclusive(folder + ".lock"))
+        os.mkdir(folder)
+        self._folder = folder
+
+    def _sweep(self) -> None:
+        """Delete the folders that killed invocations left."""
+        try:
+            names = os.listdir(self._base)
+        except FileNotFoundError:
+            return
+        for name in names:
+            folder = os.path.join(self._base, name)
+            if name.endswith(".lock"):
+                continue
+            with contextlib.suppress(LockHeld), exclusive(folder + ".lock", block=False):
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(folder + ".lock")
+
+    def close(self) -> None:
+        """Delete the folder of this invocation."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._folder + ".lock")
+            self._stack.close()
+            self._folder = ""

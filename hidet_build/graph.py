@@ -1,0 +1,288 @@
+"""The graphs of record: targets with their dependencies, and the steps they declared. The networkx room.
+
+Knows packages and labels, not what a rule does. Edges point from the dependent to what it needs and carry the place
+in the BUILD.yaml that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import networkx
+
+from hidet_build.action import Action, Artifact, Step
+from hidet_build.errors import AnalysisError, BuildError, LoadError, Location, did_you_mean, raise_all
+from hidet_build.label import Label
+from hidet_build.package import Package, Select, Target, resolve_select
+from hidet_build.platform import Platform
+from hidet_build.rule import FILE, FILES, LABEL, LABELS, Reference
+from hidet_build.workspace import Workspace
+
+Packages = Callable[[str, "Location | None"], Package]
+
+
+@dataclass
+class TargetGraph:
+    """The targets a request reaches and the source files they name.
+
+    `edges` is a networkx.DiGraph over labels; each edge knows the `attribute` and the `location` that made it.
+    """
+
+    targets: dict[Label, Target] = field(default_factory=dict)
+    sources: set[Label] = field(default_factory=set)
+    edges: networkx.DiGraph[Label] = field(default_factory=networkx.DiGraph)
+
+    def in_order(self) -> Iterator[Target]:
+        """Every target after all it depends on."""
+        for label in reversed(list(networkx.topological_sort(self.edges))):
+            if label in self.targets:
+                yield self.targets[label]
+
+    def needs(self, label: Label) -> list[Label]:
+        """What `label` depends on directly."""
+        return list(self.edges.successors(label))
+
+
+def load(
+    roots: Sequence[tuple[Label, Location | None]],
+    packages: Packages,
+    workspace: Workspace,
+    platform: Platform | None,
+) -> TargetGraph:
+    """The graph below `roots`: every target is there, may be used where it is used, and there is no cycle.
+
+    With a platform each `select` counts by the branch it takes there, without one by all of its branches. Raises all
+    errors found, together.
+    """
+    graph = TargetGraph()
+    errors: list[BuildError] = []
+    waiting: list[Label] = []
+
+    def reach(label: Label, target: Target) -> None:
+        if label not in graph.targets:
+            graph.targets[label] = target
+            graph.edges.add_node(label)
+            waiting.append(label)
+
+    for label, origin in roots:
+        try:
+            reach(label, _find_target(label, origin, packages))
+        except BuildError as error:
+            errors.append(error)
+    while waiting:
+        user = graph.targets[waiting.pop()]
+        for attribute, reference, may_be_file in references(user, platform, errors):
+            try:
+                found = _resolve(reference, may_be_file, packages, workspace)
+            except BuildError as error:
+                errors.append(error)
+                continue
+            if isinstance(found, Target):
+                if not _visible(found, user.label):
+                    errors.append(_invisible(user, reference, found))
+                reach(found.label, found)
+            else:
+                graph.sources.add(found)
+            if not graph.edges.has_edge(user.label, reference.label):
+                graph.edges.add_edge(user.label, reference.label, attribute=attribute, location=reference.location)
+    raise_all(_once(errors))
+    _check_cycles(graph)
+    return graph
+
+
+def _once(errors: Iterable[BuildError]) -> list[BuildError]:
+    """The errors without repetitions: a broken package is met again by each target that needs it."""
+    seen: dict[str, BuildError] = {}
+    for error in errors:
+        seen.setdefault(error.render(), error)
+    return list(seen.values())
+
+
+def references(
+    target: Target, platform: Platform | None, errors: list[BuildError]
+) -> Iterator[tuple[str, Reference, bool]]:
+    """Each label a target names: the attribute, the reference, and whether it may be a source file."""
+    for name, attribute in target.rule.attributes.items():
+        if attribute.kind not in (FILE, FILES, LABEL, LABELS) or name not in target.values:
+            continue
+        value = target.values[name]
+        values: list[object] = [value]
+        if isinstance(value, Select):
+            if platform is None:
+                values = [branch for _, _, branch in value.branches]
+            else:
+                try:
+                    values = [resolve_select(value, platform, name)]
+                except BuildError as error:
+                    errors.append(error)
+                    continue
+        for one in values:
+            for reference in one if isinstance(one, tuple) and not isinstance(one, Reference) else (one,):
+                if isinstance(reference, Reference):
+                    yield name, reference, attribute.kind in (FILE, FILES)
+
+
+def _find_target(label: Label, origin: Location | None, packages: Packages) -> Target:
+    package = packages(label.package, origin)
+    if label.name in package.targets:
+        return package.targets[label.name]
+    raise LoadError(
+        f"no target {label.name!r} in package //{label.package} ({package.path})",
+        location=origin,
+        hint=did_you_mean(label.name, package.targets) or _has(package),
+    )
+
+
+def _has(package: Package) -> str:
+    names = sorted(package.targets)
+    if not names:
+        return "the package has no targets"
+    return "the package has " + ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _resolve(reference: Reference, may_be_file: bool, packages: Packages, workspace: Workspace) -> Target | Label:
+    """The target a reference means, or the label itself for a source file."""
+    label = reference.label
+    if not may_be_file:
+        return _find_target(label, reference.location, packages)
+    package = packages(label.package, reference.location)
+    if label.name in package.targets:
+        return package.targets[label.name]
+    owner = workspace.owner(label.path)
+    if owner is not None and owner != label.package:
+        inside = label.path.removeprefix(f"{owner}/")
+        raise LoadError(
+            f"{label.path} belongs to package //{owner}, not to //{label.package}",
+            location=reference.location,
+            hint=f"write //{owner}:{inside}",
+        )
+    why = workspace.excluded(label.path)
+    if why is not None:
+        raise LoadError(f"{label.path} is no part of the workspace: it {why}", location=reference.location)
+    if os.path.isfile(workspace.absolute(label.path)):
+        return label
+    near = [path.removeprefix(f"{label.package}/") for path in workspace.near_files(label.path)]
+    raise LoadError(
+        f"no file {label.path} and no target {label}",
+        location=reference.location,
+        hint=did_you_mean(label.name, [*near, *package.targets]),
+    )
+
+
+def _visible(target: Target, user: Label) -> bool:
+    if target.label.package == user.package:
+        return True
+    for entry in target.visibility:
+        where, _, which = entry.removeprefix("//").partition(":")
+        if entry == "//visibility:public":
+            return True
+        if which == "__pkg__" and where == user.package:
+            return True
+        if which == "__subpackages__" and (not where or f"{user.package}/".startswith(f"{where}/")):
+            return True
+    return False
+
+
+def _invisible(user: Target, reference: Reference, target: Target) -> BuildError:
+    return LoadError(
+        f"{user.label} may not depend on {target.label}: its visibility is {', '.join(target.visibility)}",
+        location=reference.location,
+        related=[("the target is declared here", target.location)],
+        hint=f'add "//{user.label.package}:__pkg__" to its visibility',
+    )
+
+
+def _check_cycles(graph: TargetGraph) -> None:
+    if networkx.is_directed_acyclic_graph(graph.edges):
+        return
+    cycle = [(user, needed) for user, needed, *_ in networkx.find_cycle(graph.edges)]
+    start = cycle.index(min(cycle))
+    cycle = cycle[start:] + cycle[:start]
+    related = [
+        (
+            f"{user} needs {needed} ({graph.edges.edges[user, needed]['attribute']})",
+            graph.edges.edges[user, needed]["location"],
+        )
+        for user, needed in cycle
+    ]
+    path = " -> ".join(str(user) for user, _ in cycle) + f" -> {cycle[0][0]}"
+    raise LoadError(
+        f"dependency cycle: {path}", location=related[0][1], related=related, hint="remove one of these edges"
+    )
+
+
+def action_graph(steps: Iterable[Step]) -> networkx.DiGraph[str]:
+    """The graph of declared steps over their ids, an edge from each step to every one whose output it needs.
+
+    Raises AnalysisError where two steps make one file, a file is made inside another's, or steps form a cycle.
+    """
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    makers: dict[str, Step] = {}
+    steps = list(steps)
+    for step in steps:
+        graph.add_node(step.id, step=step)
+        for artifact in outputs(step):
+            other = makers.setdefault(artifact.id, step)
+            if other is not step:
+                raise _claimed_twice(artifact, other, step)
+    folders = {artifact.id for step in steps for artifact in outputs(step) if artifact.directory}
+    for step in steps:
+        for artifact in outputs(step):
+            parent = artifact.id
+            while parent := parent.rpartition("/")[0]:
+                if parent in makers and (parent in folders or makers[parent] is not step):
+                    raise _claimed_twice(artifact, makers[parent], step)
+        for artifact in inputs(step):
+            maker = producer(artifact, makers)
+            if maker is not None:
+                graph.add_edge(step.id, maker.id)
+            elif not artifact.is_source:
+                raise AnalysisError(f"{step.owner}: nothing makes {artifact.path}", location=step.location)
+    if not networkx.is_directed_acyclic_graph(graph):
+        names = [user for user, *_ in networkx.find_cycle(graph)]
+        raise AnalysisError("actions form a cycle: " + " -> ".join([*names, names[0]]))
+    return graph
+
+
+def inputs(step: Step) -> Iterator[Artifact]:
+    """The artifacts a step needs."""
+    if isinstance(step, Action):
+        for _, content in step.inputs:
+            if isinstance(content, Artifact):
+                yield content
+    else:
+        yield from step.inputs
+
+
+def outputs(step: Step) -> Iterator[Artifact]:
+    """The artifacts a step makes, or promises."""
+    if isinstance(step, Action):
+        for _, artifact in step.outputs:
+            yield artifact
+    else:
+        yield from step.outputs
+
+
+def producer(artifact: Artifact, makers: dict[str, Step]) -> Step | None:
+    """Who makes `artifact`: the step with that output, or the one with a folder around it."""
+    if artifact.is_source:
+        return None
+    where = artifact.id
+    while where:
+        if where in makers:
+            return makers[where]
+        where = where.rpartition("/")[0]
+    return None
+
+
+def _claimed_twice(artifact: Artifact, first: Step, second: Step) -> AnalysisError:
+    related = [(f"and {second.owner} too", second.location)] if second.location else []
+    return AnalysisError(
+        f"{first.owner} and {second.owner} both make {artifact.path}"
+        if first.owner != second.owner
+        else f"{first.owner} makes {artifact.path} twice",
+        location=first.location,
+        related=related,
+    )

@@ -1,0 +1,49 @@
+"""Runs staged actions on this machine: compilers as processes of their own, steps of hidet in the warm worker.
+
+Knows how to start things; does not know why, nor what becomes of the outputs.
+"""
+
+from __future__ import annotations
+
+from hidet_build.action import Action
+from hidet_build.execution import ExecutionRoot
+from hidet_build.process import Processes, ProcessResult, shell_line
+from hidet_build.toolchain import Toolchain, Toolchains
+from hidet_build.worker.pool import WorkerPool
+
+# What an argument list for the worker starts with; the rest is the step.
+_WORKER = ("python3", "-m", "hidet_build.worker")
+
+
+class LocalRunner:
+    """The runner of a build without remote execution."""
+
+    def __init__(self, processes: Processes, workers: WorkerPool, toolchains: Toolchains) -> None:
+        self._processes = processes
+        self._workers = workers
+        self._toolchains = toolchains
+
+    def run(self, action: Action, toolchain: Toolchain, place: ExecutionRoot) -> ProcessResult:
+        """Run the command line in the execution root; its text goes to `place.log` and into the result."""
+        environment = self._environment(action, toolchain, place)
+        cwd = place.directory(action)
+        if action.arguments[: len(_WORKER)] == _WORKER:
+            return self._workers.run(
+                action.arguments[len(_WORKER) :], cwd=cwd, environment=environment, output_path=place.log
+            )
+        executable = toolchain.executable(action.arguments[0])
+        return self._processes.run(
+            (executable, *action.arguments[1:]), cwd=cwd, environment=environment, output_path=place.log
+        )
+
+    def command(self, action: Action, toolchain: Toolchain, place: ExecutionRoot) -> str:
+        """The same as a line to paste into a shell."""
+        environment = self._environment(action, toolchain, place)
+        if action.arguments[: len(_WORKER)] == _WORKER:
+            environment = self._workers.environment(environment)
+        return shell_line(
+            action.arguments, environment, place.directory(action), toolchain.executable(action.arguments[0])
+        )
+
+    def _environment(self, action: Action, toolchain: Toolchain, place: ExecutionRoot) -> dict[str, str]:
+        return {**self._toolchains.environment(toolchain), "TMPDIR": place.tmp, **dict(action.environment)}

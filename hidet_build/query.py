@@ -1,0 +1,534 @@
+"""Bazel's query language over a graph of labels: parse, evaluate, print. Knows no YAML, no rule and no action.
+
+    expression := term { ('+' | '-' | '^' | 'union' | 'except' | 'intersect') term }      all bind alike, from the left
+    term       := word | '$' name | '(' expression ')' | function '(' argument {',' argument} ')'
+                | 'set' '(' {word} ')' | 'let' name '=' expression 'in' expression
+
+A word is a pattern (`//...`, `//a:b`), the label of a source file or its path. Results are sets, printed in the order
+of their labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn, Protocol, Union
+
+from hidet_build.errors import BuildError, Location, QueryError, UsageError, did_you_mean
+from hidet_build.label import Label, Pattern, parse_pattern
+
+SOURCE_FILE = "source file"
+OUTPUTS = ("label", "label_kind", "location")
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<quoted>"[^"]*"|'[^']*')|(?P<symbol>[(),^+=-])|(?P<word>[^\s"'(),^+=]+)|(?P<bad>\S))"""
+)
+_OPERATORS = {"+": "+", "-": "-", "^": "^", "union": "+", "except": "-", "intersect": "^"}
+_RESERVED = (*_OPERATORS, "let", "in", "set")
+_DEEPEST = 100  # parentheses in parentheses; Python's own stack ends at about three times as many
+
+
+class QueryGraph(Protocol):
+    """What a query asks of a graph. Nodes are labels as text, of targets and of source files."""
+
+    def match(self, pattern: str) -> Collection[str]:
+        """The nodes a word stands for; QueryError (without a place) where it names what does not exist."""
+        ...
+
+    def dependencies(self, node: str) -> Collection[str]:
+        """The nodes `node` names directly, source files included."""
+        ...
+
+    def kind(self, node: str) -> str:
+        """`ir_module rule`, `source file` and so on."""
+        ...
+
+    def location(self, node: str) -> Location | None:
+        """Where the node is declared."""
+        ...
+
+    def attribute(self, node: str, name: str) -> str | tuple[str, ...] | None:
+        """What the node's attribute was set to, as text; None where it has no such attribute."""
+        ...
+
+
+class Node(NamedTuple):
+    """All a query can learn of one node. Labels among the attributes' values are absolute."""
+
+    kind: str
+    dependencies: tuple[str, ...] = ()
+    location: Location | None = None
+    attributes: Mapping[str, str | tuple[str, ...]] = {}
+
+
+class NodeTable:
+    """The plain QueryGraph: a table of nodes by label. `package` is where relative patterns start."""
+
+    def __init__(self, nodes: Mapping[Label, Node], package: str = "") -> None:
+        self._nodes = {str(label): node for label, node in nodes.items()}
+        self._labels = {str(label): label for label in nodes}
+        self._by_path = {label.path: str(label) for label, node in nodes.items() if node.kind == SOURCE_FILE}
+        self._package = package
+
+    def match(self, pattern: str) -> Collection[str]:
+        """See QueryGraph. Like Bazel's, wildcards do not leave out targets with the tag `manual`."""
+        for path in (f"{self._package}/{pattern}", pattern):
+            if path.removeprefix("/") in self._by_path:
+                return [self._by_path[path.removeprefix("/")]]
+        try:
+            wanted = parse_pattern(pattern, self._package)
+        except UsageError as error:
+            raise QueryError(error.message, hint=error.hint) from error
+        if wanted.negative:
+            raise QueryError(
+                f"{pattern!r} takes targets away", hint=f"put blanks around the minus: ... - {pattern[1:]}"
+            )
+        if wanted.kind == "target":
+            label = str(Label(wanted.package, wanted.name))
+            return [label] if label in self._nodes else self._refuse(wanted)
+        covered = [text for text, label in self._labels.items() if wanted.covers(label)]
+        if not covered and wanted.package:
+            self._refuse(wanted)
+        return [text for text in covered if wanted.files or self._nodes[text].kind != SOURCE_FILE]
+
+    def dependencies(self, node: str) -> Collection[str]:
+        """See QueryGraph; a node that is in no table depends on nothing."""
+        return self._nodes[node].dependencies if node in self._nodes else ()
+
+    def kind(self, node: str) -> str:
+        """See QueryGraph."""
+        return self._nodes[node].kind if node in self._nodes else SOURCE_FILE
+
+    def location(self, node: str) -> Location | None:
+        """See QueryGraph."""
+        return self._nodes[node].location if node in self._nodes else None
+
+    def attribute(self, node: str, name: str) -> str | tuple[str, ...] | None:
+        """See QueryGraph."""
+        return self._nodes[node].attributes.get(name) if node in self._nodes else None
+
+    def _refuse(self, wanted: Pattern) -> NoReturn:
+        packages = sorted({label.package for label in self._labels.values()})
+        if wanted.package not in packages:
+            what = "no package is below" if wanted.kind == "recursive" else "there is no package"
+            hint = did_you_mean(f"//{wanted.package}", [f"//{package}" for package in packages if package])
+            raise QueryError(f"{wanted.text!r}: {what} //{wanted.package}", hint=hint)
+        names = [label.name for label in self._labels.values() if label.package == wanted.package]
+        raise QueryError(
+            f"{wanted.text!r}: the package //{wanted.package} has no target and no file {wanted.name!r}",
+            hint=did_you_mean(wanted.name, names),
+        )
+
+
+# Parsing
+
+
+@dataclass(frozen=True)
+class Word:
+    """A pattern, a regular expression or a number, by where it stands."""
+
+    text: str
+    place: Location
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`$name`."""
+
+    name: str
+    place: Location
+
+
+@dataclass(frozen=True)
+class WordSet:
+    """`set(a b c)`."""
+
+    words: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`first + a - b ^ c`, from left to right. Flat, since scripts write thousands of labels with a plus between."""
+
+    first: Expression
+    rest: tuple[tuple[str, Expression], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """`function(argument, ...)`; the arguments fit the function's signature."""
+
+    function: str
+    arguments: tuple[Expression, ...]
+    place: Location
+
+
+@dataclass(frozen=True)
+class Let:
+    """`let name = value in body`."""
+
+    name: str
+    value: Expression
+    body: Expression
+
+
+Expression = Union[Word, Variable, WordSet, Chain, Call, Let]
+
+
+def parse(text: str) -> Expression:
+    """The expression that `text` spells; QueryError with a caret where it does not spell one."""
+    parser = _Parser(text)
+    expression = parser.expression(0)
+    parser.expect("", "an operator or the end")
+    return expression
+
+
+def words(expression: Expression) -> Iterator[str]:
+    """Every pattern the expression names, in order."""
+    if isinstance(expression, Word):
+        yield expression.text
+    elif isinstance(expression, WordSet):
+        yield from (word.text for word in expression.words)
+    elif isinstance(expression, Let):
+        yield from words(expression.value)
+        yield from words(expression.body)
+    elif isinstance(expression, Chain):
+        yield from words(expression.first)
+        for _, operand in expression.rest:
+            yield from words(operand)
+    elif isinstance(expression, Call):
+        for parameter, argument in zip(_FUNCTIONS[expression.function].parameters, expression.arguments, strict=False):
+            if parameter.is_expression:
+                yield from words(argument)
+
+
+class _Token(NamedTuple):
+    kind: str  # quoted, symbol, word or end
+    text: str
+    place: Location
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens = list(_tokens(text))
+        self._next = 0
+
+    def expression(self, depth: int) -> Expression:
+        first = self._term(depth)
+        rest = []
+        while self._peek().kind != "quoted" and self._peek().text in _OPERATORS:
+            operator = _OPERATORS[self._take().text]
+            rest.append((operator, self._term(depth)))
+        return Chain(first, tuple(rest)) if rest else first
+
+    def expect(self, text: str, description: str) -> _Token:
+        token = self._peek()
+        if token.kind == "quoted" or token.text != text:
+            self._refuse(f"expected {description}")
+        return self._take()
+
+    def _term(self, depth: int) -> Expression:
+        if depth > _DEEPEST:
+            self._refuse("the expression is nested too deeply")
+        token = self._peek()
+        if token.kind == "quoted":
+            return self._word("a label")
+        if token.text == "(":
+            self._take()
+            inner = self.expression(depth + 1)
+            self.expect(")", "an operator or ')'")
+            return inner
+        if token.text == "let":
+            return self._let(depth)
+        if token.text == "set":
+            return self._set()
+        if token.kind == "word" and self._tokens[self._next + 1].text == "(" and token.text not in _RESERVED:
+            return self._call(depth)
+        if token.text.startswith("$"):
+            self._take()
+            return Variable(token.text[1:], token.place)
+        return self._word("a label, a function or '('")
+
+    def _word(self, description: str) -> Word:
+        token = self._peek()
+        if token.kind not in ("word", "quoted") or (token.kind == "word" and token.text in _RESERVED):
+            self._refuse(f"expected {description}")
+        self._take()
+        return Word(token.text, token.place)
+
+    def _let(self, depth: int) -> Let:
+        self._take()
+        name = self._word("a name").text
+        self.expect("=", "'='")
+        value = self.expression(depth + 1)
+        self.expect("in", "an operator or 'in'")
+        return Let(name, value, self.expression(depth + 1))
+
+    def _set(self) -> WordSet:
+        self._take()
+        self.expect("(", "'(' after set")
+        words = []
+        while self._peek().kind == "quoted" or self._peek().text != ")":
+            words.append(self._word("a label or ')'"))
+        self._take()
+        return WordSet(tuple(words))
+
+    def _call(self, depth: int) -> Call:
+        name = self._take()
+        function = _FUNCTIONS.get(name.text)
+        if function is None:
+            hint = did_you_mean(name.text, _FUNCTIONS) or "there are " + ", ".join(sorted(_FUNCTIONS))
+            raise QueryError(f"there is no function {name.text!r}", location=name.place, hint=hint)
+        self._take()
+        arguments: list[Expression] = []
+        for index, parameter in enumerate(function.parameters):
+            if index:
+                if index >= function.required and self._peek().text == ")":
+                    break
+                self.expect(",", f"',' and {parameter.article} {parameter.name}: {function.usage}")
+            if parameter.is_expression:
+                arguments.append(self.expression(depth + 1))
+            else:
+                word = self._word(f"{parameter.article} {parameter.name}")
+                parameter.check(word)
+                arguments.append(word)
+        self.expect(")", f"an operator or ')': {function.usage}")
+        return Call(name.text, tuple(arguments), name.place)
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> _Token:
+        token = self._tokens[self._next]
+        self._next += token.kind != "end"
+        return token
+
+    def _refuse(self, message: str) -> NoReturn:
+        token = self._peek()
+        found = "the expression ends here" if token.kind == "end" else f"found {token.text!r}"
+        hint = "quote a label that holds blanks or any of ( ) , ^ + =" if token.text == "=" else None
+        raise QueryError(f"{message}; {found}", location=token.place, hint=hint)
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    position = 0
+    while match := _TOKEN.match(text, position):
+        kind = match.lastgroup or ""
+        start, position = match.start(kind), match.end()
+        if kind == "bad":
+            raise QueryError("this quote is never closed", location=_place(text, start))
+        value = match[kind][1:-1] if kind == "quoted" else match[kind]
+        yield _Token(kind, value, _place(text, start))
+    yield _Token("end", "", _place(text, len(text.rstrip())))
+
+
+def _place(text: str, offset: int) -> Location:
+    line_start = text.rfind("\n", 0, offset) + 1
+    line = text[line_start:].partition("\n")[0]
+    return Location("query", text.count("\n", 0, line_start) + 1, offset - line_start + 1, line)
+
+
+# Evaluating
+
+
+def evaluate(expression: Expression, graph: QueryGraph) -> list[str]:
+    """The labels the expression stands for, sorted. QueryError where a word names nothing."""
+    return sorted(_Evaluation(graph).nodes(expression, {}))
+
+
+def render(nodes: Iterable[str], graph: QueryGraph, output: str) -> str:
+    """The nodes as `--output` asks for them, a line each; UsageError for an output there is not."""
+    if output not in OUTPUTS:
+        raise UsageError(
+            f"there is no output {output!r}", hint=did_you_mean(output, OUTPUTS) or f"there are {', '.join(OUTPUTS)}"
+        )
+    return "".join(f"{_line(node, graph, output)}\n" for node in nodes)
+
+
+def _line(node: str, graph: QueryGraph, output: str) -> str:
+    if output == "label":
+        return node
+    if output == "label_kind":
+        return f"{graph.kind(node)} {node}"
+    return f"{graph.location(node) or '(no place)'}: {graph.kind(node)} {node}"
+
+
+class _Evaluation:
+    def __init__(self, graph: QueryGraph) -> None:
+        self.graph = graph
+
+    def nodes(self, expression: Expression, variables: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        if isinstance(expression, Word):
+            return self._match(expression)
+        if isinstance(expression, WordSet):
+            return frozenset().union(*map(self._match, expression.words))
+        if isinstance(expression, Variable):
+            if expression.name not in variables:
+                hint = did_you_mean(expression.name, variables) or "name it with: let NAME = EXPRESSION in ..."
+                raise QueryError(f"${expression.name} has no value", location=expression.place, hint=hint)
+            return variables[expression.name]
+        if isinstance(expression, Let):
+            value = self.nodes(expression.value, variables)
+            return self.nodes(expression.body, {**variables, expression.name: value})
+        if isinstance(expression, Chain):
+            return self._chain(expression, variables)
+        function = _FUNCTIONS[expression.function]
+        values = [
+            self.nodes(argument, variables) if parameter.is_expression else _text(argument)
+            for parameter, argument in zip(function.parameters, expression.arguments, strict=False)
+        ]
+        return frozenset(function.evaluate(self.graph, *values))
+
+    def _match(self, word: Word) -> frozenset[str]:
+        try:
+            return frozenset(self.graph.match(word.text))
+        except BuildError as error:
+            raise QueryError(error.message, location=word.place, hint=error.hint) from error
+
+    def _chain(self, chain: Chain, variables: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        result = set(self.nodes(chain.first, variables))
+        for operator, operand in chain.rest:
+            nodes = self.nodes(operand, variables)
+            if operator == "+":
+                result |= nodes
+            elif operator == "-":
+                result -= nodes
+            else:
+                result &= nodes
+        return frozenset(result)
+
+
+def _text(expression: Expression) -> str:
+    return expression.text if isinstance(expression, Word) else ""
+
+
+# Functions
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    name: str
+    article: str = "a"
+    is_expression: bool = False
+
+    def check(self, word: Word) -> None:
+        if self.name in ("depth", "count") and not re.fullmatch(r"[0-9]{1,9}", word.text):
+            raise QueryError(f"expected a whole number; found {word.text!r}", location=word.place)
+        if self.name == "regex":
+            try:
+                re.compile(word.text)
+            except re.error as error:
+                raise QueryError(
+                    f"{word.text!r} is not a regular expression: {error}",
+                    location=word.place,
+                    hint="to ask for the character itself, put a \\ before it",
+                ) from error
+
+
+@dataclass(frozen=True)
+class _Function:
+    usage: str
+    parameters: tuple[_Parameter, ...]
+    required: int
+    evaluate: Callable[..., Iterable[str]]
+
+
+_SET = _Parameter("expression", "an", is_expression=True)
+_REGEX = _Parameter("regex")
+_DEPTH = _Parameter("depth")
+_COUNT = _Parameter("count")
+_ATTRIBUTE = _Parameter("attribute", "an")
+
+Nodes = frozenset[str]
+
+
+def _deps(graph: QueryGraph, start: Nodes, depth: str = "") -> Iterable[str]:
+    return _reach(start, graph.dependencies, depth)
+
+
+def _rdeps(graph: QueryGraph, universe: Nodes, targets: Nodes, depth: str = "") -> Iterable[str]:
+    known = _reach(universe, graph.dependencies)
+    return _reach(targets & known, _reversed(graph, known), depth)
+
+
+def _all_paths(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[str]:
+    below = _reach(start, graph.dependencies)
+    return _reach(end & below, _reversed(graph, below))
+
+
+def _some_path(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[str]:
+    """A shortest path; of several the first by label, so that the answer does not change from run to run."""
+    came_from = dict.fromkeys(sorted(start), "")
+    for node in (queue := list(came_from)):
+        if node in end:
+            path = [node]
+            while came_from[path[-1]]:
+                path.append(came_from[path[-1]])
+            return path
+        for dependency in sorted(graph.dependencies(node)):
+            if dependency not in came_from:
+                came_from[dependency] = node
+                queue.append(dependency)
+    return ()
+
+
+def _some(_: QueryGraph, nodes: Nodes, count: str = "1") -> Iterable[str]:
+    return sorted(nodes)[: int(count)]
+
+
+def _kind(graph: QueryGraph, regex: str, nodes: Nodes) -> Iterable[str]:
+    return (node for node in nodes if re.search(regex, graph.kind(node)))
+
+
+def _filter(_: QueryGraph, regex: str, nodes: Nodes) -> Iterable[str]:
+    return (node for node in nodes if re.search(regex, node))
+
+
+def _attr(graph: QueryGraph, name: str, regex: str, nodes: Nodes) -> Iterable[str]:
+    values = ((node, graph.attribute(node, name)) for node in nodes)
+    return (node for node, value in values if value is not None and re.search(regex, _written(value)))
+
+
+def _written(value: str | tuple[str, ...]) -> str:
+    return value if isinstance(value, str) else f"[{', '.join(value)}]"
+
+
+def _labels(graph: QueryGraph, name: str, nodes: Nodes) -> Iterable[str]:
+    for node in nodes:
+        value = graph.attribute(node, name) or ()
+        named = {value} if isinstance(value, str) else set(value)
+        yield from named & set(graph.dependencies(node))
+
+
+def _reach(start: Iterable[str], neighbours: Callable[[str], Iterable[str]], depth: str = "") -> set[str]:
+    """All that is reached from `start`, itself included, in at most `depth` steps (empty: any number)."""
+    seen = set(start)
+    edge: Collection[str] = list(seen)
+    steps = int(depth) if depth else -1
+    while edge and steps != 0:
+        edge = {neighbour for node in edge for neighbour in neighbours(node)} - seen
+        seen |= edge
+        steps -= 1
+    return seen
+
+
+def _reversed(graph: QueryGraph, nodes: Iterable[str]) -> Callable[[str], Sequence[str]]:
+    dependents: dict[str, list[str]] = {}
+    for node in nodes:
+        for dependency in graph.dependencies(node):
+            dependents.setdefault(dependency, []).append(node)
+    return lambda node: dependents.get(node, ())
+
+
+_FUNCTIONS = {
+    "deps": _Function("deps(expression[, depth])", (_SET, _DEPTH), 1, _deps),
+    "rdeps": _Function("rdeps(universe, expression[, depth])", (_SET, _SET, _DEPTH), 2, _rdeps),
+    "allpaths": _Function("allpaths(from, to)", (_SET, _SET), 2, _all_paths),
+    "somepath": _Function("somepath(from, to)", (_SET, _SET), 2, _some_path),
+    "some": _Function("some(expression[, count])", (_SET, _COUNT), 1, _some),
+    "kind": _Function("kind(regex, expression)", (_REGEX, _SET), 2, _kind),
+    "filter": _Function("filter(regex, expression)", (_REGEX, _SET), 2, _filter),
+    "attr": _Function("attr(attribute, regex, expression)", (_ATTRIBUTE, _REGEX, _SET), 3, _attr),
+    "labels": _Function("labels(attribute, expression)", (_ATTRIBUTE, _SET), 2, _labels),
+}

@@ -1,0 +1,102 @@
+"""Which targets a request means: patterns from the command line -> labels. Knows packages, not rules or actions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hidet_build.errors import BuildError, LoadError, UsageError, did_you_mean, raise_all
+from hidet_build.graph import Packages
+from hidet_build.label import Label, Pattern
+from hidet_build.package import Package, Target
+from hidet_build.platform import Platform
+from hidet_build.workspace import Workspace
+
+
+@dataclass
+class Selection:
+    """What the patterns came to.
+
+    `skipped` counts the targets a wildcard passed over because they are not for this platform; `errors` are those of
+    packages that a wildcard met and that `-k` lets us do without.
+    """
+
+    labels: list[Label] = field(default_factory=list)
+    files: list[Label] = field(default_factory=list)
+    skipped: int = 0
+    errors: list[BuildError] = field(default_factory=list)
+
+
+def select(
+    patterns: Sequence[Pattern],
+    packages: Packages,
+    workspace: Workspace,
+    platform: Platform,
+    keep_going: bool = False,
+    tests: Callable[[Target], bool] | None = None,
+) -> Selection:
+    """The targets the patterns name, in the order they were named, each once.
+
+    Wildcards pass over targets tagged `manual` and those not compatible with `platform`; naming the latter is an
+    error. Negative patterns take away from those before them. Raises LoadError where a pattern names nothing.
+    """
+    selection = Selection()
+    chosen: dict[Label, None] = {}
+    for pattern in patterns:
+        if pattern.negative:
+            for label in [label for label in chosen if pattern.covers(label)]:
+                del chosen[label]
+            continue
+        if pattern.kind == "target":
+            label = Label(pattern.package, pattern.name)
+            package = packages(pattern.package, None)
+            target = package.targets.get(pattern.name)
+            if target is not None and not compatible(target, platform):
+                raise LoadError(
+                    f"{label} is for {', '.join(target.compatible_with)}, not for {platform.name}",
+                    location=target.location,
+                )
+            chosen[label] = None
+            continue
+        before = len(chosen), selection.skipped
+        for package in _packages_of(pattern, packages, workspace, selection.errors):
+            for target in package.targets.values():
+                if "manual" in target.tags:
+                    continue
+                if not compatible(target, platform):
+                    selection.skipped += 1
+                elif tests is None or tests(target):
+                    chosen[target.label] = None
+        if before == (len(chosen), selection.skipped) and not selection.errors:
+            raise _nothing(pattern, workspace)
+    if not keep_going:
+        raise_all(selection.errors)
+    selection.labels = list(chosen)
+    return selection
+
+
+def compatible(target: Target, platform: Platform) -> bool:
+    """Whether a target can be built for `platform`."""
+    allowed = target.compatible_with
+    return not allowed or any(name in (platform.kind, platform.name, platform.target) for name in allowed)
+
+
+def _packages_of(
+    pattern: Pattern, packages: Packages, workspace: Workspace, errors: list[BuildError]
+) -> Iterator[Package]:
+    names = (pattern.package,) if pattern.kind == "package" else workspace.walk_packages(pattern.package).packages
+    for name in names:
+        try:
+            yield packages(name, None)
+        except BuildError as error:
+            errors.append(error)
+
+
+def _nothing(pattern: Pattern, workspace: Workspace) -> BuildError:
+    if pattern.package and not os.path.isdir(workspace.absolute(pattern.package)):
+        return LoadError(
+            f"{pattern.text}: there is no folder {pattern.package}",
+            hint=did_you_mean(pattern.package, workspace.walk_packages().packages),
+        )
+    return UsageError(f"{pattern.text}: 0 targets match", hint="targets tagged `manual` must be named one by one")

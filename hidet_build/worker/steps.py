@@ -1,0 +1,258 @@
+"""The steps of a worker: `lower`, `codegen` and `merge-types`, each a command line that reads and writes files.
+
+All of a step's identity is in its arguments and input files; it runs in an execution root and writes no absolute path.
+
+    lower        kernels/matmul.py    ->  lowered/modules.json, lowered/0.pickle, lowered/0.txt, lowered/1.pickle ...
+    codegen      lowered/0.pickle     ->  module.cc (or .cu), prelude.h, func_types.pickle, functions.json,
+                                          compile.args, link.args
+    merge-types  types.json           ->  func_types.pickle
+
+lowered/modules.json is {"modules": [{"pickle": "0.pickle", "text": "0.txt"}, ...]}. Files that end in .pickle are for
+codegen and for hidet's loader alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from hidet_build.errors import did_you_mean
+from hidet_build.worker import distribution, guard
+from hidet_build.worker.failure import StepFailure, user_failure
+from hidet_build.worker.protocol import Failure
+from hidet_build.worker.sources import ImportControl, Sources
+
+PRELUDE = "prelude.h"
+# Where a compile action finds hidet's own headers.
+HIDET_INCLUDE = "external/hidet/include"
+_INCLUDE = "#include"
+
+
+class UsageFailure(Exception):
+    """The step's own command line is wrong: a rule made a mistake."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageFailure(f"{self.prog}: {message}\n{self.format_usage().strip()}")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The step and its arguments. Raises UsageFailure."""
+    parser = _Parser(prog="hidet_build.worker", allow_abbrev=False)
+    steps = parser.add_subparsers(dest="step", required=True, parser_class=_Parser)
+    lower = steps.add_parser("lower", allow_abbrev=False)
+    lower.add_argument("--src", required=True)
+    lower.add_argument("--entry", required=True)
+    lower.add_argument("--args", type=_arguments, default={})
+    lower.add_argument("--import", dest="imports", action="append", default=[])
+    lower.add_argument("--requires", action="append", default=[])
+    lower.add_argument("--out", required=True)
+    codegen = steps.add_parser("codegen", allow_abbrev=False)
+    codegen.add_argument("pickle")
+    codegen.add_argument("--out", required=True)
+    for step in (lower, codegen):
+        step.add_argument("--target", required=True)
+        step.add_argument("--option", dest="options", action="append", default=[], metavar="KEY=VALUE")
+    merge = steps.add_parser("merge-types", allow_abbrev=False)
+    merge.add_argument("specification")
+    merge.add_argument("--out", required=True)
+    return parser.parse_args(list(argv))
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {text}")
+    return value
+
+
+def run(arguments: argparse.Namespace, sources: Sources, modules: frozenset[str], temporary: str) -> None:
+    """Do one step in the current folder; `modules` are those that come with hidet.
+
+    Raises StepFailure, UsageFailure, or what the user's code raised.
+    """
+    if arguments.step == "lower":
+        lower(arguments, sources, modules, temporary)
+    elif arguments.step == "codegen":
+        generate(arguments, temporary)
+    else:
+        merge_types(arguments.specification, arguments.out)
+
+
+def lower(arguments: argparse.Namespace, sources: Sources, modules: frozenset[str], temporary: str) -> None:
+    """Execute the source under import control, and write each of its modules lowered."""
+    from hidet_build.worker import entry, hidet_tools  # here, for it imports hidet
+
+    path = arguments.src
+    if path not in sources.paths:
+        raise user_failure(f"no source {path}", file=path)
+    _set_options(arguments, temporary)
+    allowed = modules | distribution.modules_of(arguments.requires)
+    control = ImportControl(sources, [os.path.dirname(path), *arguments.imports], allowed)
+    control.install()
+    guard.install(os.getcwd(), temporary, allowed)
+    source = control.load(path)
+    kind = hidet_tools.kind_of(arguments.target)
+    declared = entry.modules(source, path, arguments.entry, arguments.args, kind, temporary)
+    os.makedirs(arguments.out, exist_ok=True)
+    listed = []
+    for number, module in enumerate(declared):
+        result = hidet_tools.lowered(module)
+        _check_folders(hidet_tools.search_folders(result.module), hidet_tools.PACKAGE, path)
+        names = {"pickle": f"{number}.pickle", "text": f"{number}.txt"}
+        _write(arguments.out, names["pickle"], hidet_tools.dump_lowered(result))
+        _write(arguments.out, names["text"], hidet_tools.text(result.module))
+        listed.append(names)
+    _write(arguments.out, "modules.json", _json({"modules": listed}))
+
+
+def _set_options(arguments: argparse.Namespace, temporary: str) -> None:
+    from hidet_build.worker import hidet_tools  # here, for it imports hidet
+
+    options = dict(_option(text, hidet_tools.OPTIONS) for text in arguments.options)
+    hidet_tools.set_options(arguments.target, options, temporary)
+
+
+def _option(text: str, known: Mapping[str, Any]) -> tuple[str, Any]:
+    """An option of hidet's as `key=value`, the value read by the type of its default."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in known:
+        raise user_failure(
+            f"unknown hidet option {text!r}",
+            hint=did_you_mean(name, known) or f"options that change what is generated: {', '.join(known)}",
+        )
+    if isinstance(known[name], bool):
+        if value not in ("true", "false"):
+            raise user_failure(f"hidet option {name}: expected true or false, got {value!r}")
+        return name, value == "true"
+    return name, int(value) if value.isdecimal() else value
+
+
+def _check_folders(wanted: Mapping[str, Sequence[str]], package: str, source: str) -> None:
+    """Refuse what the compiler would look for on this machine only."""
+    for attribute, paths in wanted.items():
+        for path in paths:
+            if _declared(path) is None and not _is_hidets(path, package):
+                raise StepFailure(
+                    Failure(
+                        "undeclared-file",
+                        f"the IR module's {attribute} names {path!r}, which is neither declared nor hidet's own",
+                        subject=path,
+                        file=source,
+                        hint="name a folder of the workspace by its path from the root, and declare its files",
+                    )
+                )
+
+
+def _declared(path: str) -> str | None:
+    """The path from the execution root of something in it; None for anything else."""
+    relative = os.path.normpath(os.path.relpath(path))
+    return relative if not relative.startswith("..") and os.path.exists(relative) else None
+
+
+def _is_hidets(path: str, package: str) -> bool:
+    return os.path.abspath(path).startswith(package + "/")
+
+
+def generate(arguments: argparse.Namespace, temporary: str) -> None:
+    """Write the source of a lowered module, and what a compiler, a linker, a reader and hidet's loader need of it."""
+    from hidet_build.worker import hidet_tools  # here, for it imports hidet
+
+    _set_options(arguments, temporary)
+    with open(arguments.pickle, "rb") as file:
+        lowered = hidet_tools.load_lowered(file.read())
+    module, kind = lowered.module, hidet_tools.kind_of(arguments.target)
+    source = hidet_tools.generate(module, kind)
+    prelude, rest = split_prelude(source)
+    folders = hidet_tools.search_folders(module)
+    include = [_place(path, hidet_tools.PACKAGE) for path in folders["include_dirs"]]
+    link = [_place(path, hidet_tools.PACKAGE) for path in folders["linking_dirs"]]
+    libraries = [*module.linking_libs, *(["cuda"] if kind == "cuda" and hidet_tools.needs_driver(source) else [])]
+    objects = [_place(path, hidet_tools.PACKAGE) for path in folders["object_files"]]
+    standard = "c++17" if kind == "cuda" and "<cooperative_groups.h>" in prelude else "c++11"
+    os.makedirs(arguments.out, exist_ok=True)
+    _write(arguments.out, "module.cu" if kind == "cuda" else "module.cc", f'{_INCLUDE} "{PRELUDE}"\n{rest}')
+    _write(arguments.out, PRELUDE, prelude)
+    _write(arguments.out, "func_types.pickle", hidet_tools.dump_types(hidet_tools.function_types(module)))
+    compile_arguments = [f"-std={standard}", *(f"-I{folder}" for folder in (HIDET_INCLUDE, *include))]
+    link_arguments = [*objects, *(f"-L{folder}" for folder in link), *(f"-l{name}" for name in libraries)]
+    _write(arguments.out, "compile.args", argument_file(compile_arguments))
+    _write(arguments.out, "link.args", argument_file(link_arguments))
+    description = {
+        "automatic_launch": lowered.automatic_launch,
+        "functions": hidet_tools.functions(module),
+        "globals": hidet_tools.global_symbols(module),
+        "include_dirs": include,
+        "libraries": libraries,
+        "library_dirs": link,
+        "namespace": module.namespace,
+        "object_files": objects,
+        "standard": standard,
+        "symbols": hidet_tools.symbols(source),
+    }
+    _write(arguments.out, "functions.json", _json(description))
+
+
+def split_prelude(source: str) -> tuple[str, str]:
+    """The block of include lines a generated source begins with, and the rest."""
+    lines = source.splitlines(keepends=True)
+    count = 0
+    while count < len(lines) and (lines[count].startswith(_INCLUDE) or not lines[count].strip()):
+        count += 1
+    return "".join(line for line in lines[:count] if line.strip()), "".join(lines[count:])
+
+
+def _place(path: str, package: str) -> str:
+    """Where a folder the module asks for is in a compile action's execution root."""
+    if _is_hidets(path, package):
+        return f"external/hidet/{os.path.relpath(path, package)}"
+    return os.path.normpath(os.path.relpath(path))
+
+
+def argument_file(arguments: Iterable[str]) -> str:
+    """The text of a file that g++ takes as `@file` and nvcc as `--options-file`: one argument a line."""
+    quoted = []
+    for argument in arguments:
+        escaped = argument.replace("\\", "\\\\").replace('"', '\\"')
+        plain = escaped == argument and not set(" '\t") & set(argument)
+        quoted.append(f"{argument}\n" if plain else f'"{escaped}"\n')
+    return "".join(quoted)
+
+
+def merge_types(specification: str, out: str) -> None:
+    """Merge files of function types: each leaves out the names in `drop` and has those in `rename` renamed.
+
+    The specification is a JSON list of {"pickle": path, "rename": {"launch": "matmul"}, "drop": [...]}.
+    """
+    from hidet_build.worker import hidet_tools  # here, for it imports hidet
+
+    with open(specification, encoding="utf-8") as file:
+        parts = json.load(file)
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for part in parts:
+        with open(part["pickle"], "rb") as pickle:
+            types = hidet_tools.load_types(pickle.read())
+        for name, value in types.items():
+            if name in part.get("drop", ()):
+                continue
+            public = part.get("rename", {}).get(name, name)
+            if public in merged:
+                raise user_failure(f"two functions are called {public!r}: of {origin[public]} and of {part['pickle']}")
+            merged[public], origin[public] = value, part["pickle"]
+    folder, name = os.path.split(out)
+    os.makedirs(folder or ".", exist_ok=True)
+    _write(folder, name, hidet_tools.dump_types(merged))
+
+
+def _write(folder: str, name: str, content: str | bytes) -> None:
+    with open(os.path.join(folder, name), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,1 @@
+"""The built-in rules: one file a rule, each a function over `hidet_build.rule`."""

@@ -1,0 +1,336 @@
+"""ir_module: Python that builds hidet IR -> an object file and a shared library.
+
+The story of one target, with N the number of IR modules its entry returned (known only when it has run):
+
+    sources --lower--> lowered/  --codegen (N times)--> module.cc, functions.json, ... --compile (N times)--> objects
+            --localize, join (where needed)--> module.o --link--> lib.so
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hidet_build.rules.cc_object import CcInfo
+from hidet_build.rules.py_library import PyInfo, python_closure
+
+from hidet_build.rule import (
+    AnalysisError,
+    Artifact,
+    Context,
+    DefaultInfo,
+    Platform,
+    Provider,
+    Text,
+    attr,
+    rule,
+)
+
+WORKER = ("python3", "-m", "hidet_build.worker")
+# hidet's own flags for CPU code; the language standard and include folders come from codegen in compile.args.
+CPU_FLAGS = ("-O3", "-mavx2", "-m64", "-ffast-math")
+Read = Callable[[Artifact], bytes]
+
+
+@dataclass(frozen=True)
+class ModuleInfo(Provider):
+    """An object file of hidet functions and what is known of them."""
+
+    object: Artifact
+    functions: Artifact  # functions.json
+    types: Artifact  # func_types.pickle
+    link_arguments: Artifact  # an argument file for the linker
+    objects: tuple[Artifact, ...]  # handwritten objects it needs
+    platform: Platform
+
+
+@rule(
+    src=attr.file(required=True, suffixes=[".py"], doc="the Python file"),
+    entry=attr.string(doc="what in `src` makes the IR; default: the target's name"),
+    args=attr.data(doc="keyword arguments for the entry"),
+    deps=attr.labels(provides=[PyInfo, CcInfo], doc="py_library targets the source imports; cc_objects it calls"),
+    data=attr.files(doc="files the source reads, by their path from the workspace root"),
+    requires=attr.strings(doc="installed distributions the source imports, beside hidet and what it depends on"),
+    target=attr.string(doc="hidet's target string, like \"cpu --arch=x86-64-v4\"; default: the platform's"),
+    output_kind=attr.string(default=".so", choices=[".so", ".o"], doc="stop at the object, or link a library"),
+)
+def ir_module(ctx: Context) -> Sequence[Provider]:
+    """A hidet kernel.
+
+    `entry` is a function of `src` that returns an IRModule, a list of them, a Task, or the output tensor of one
+    operator; or a `hidet.script` function or script module. The output folder can be given to
+    `hidet.runtime.load_compiled_module`.
+    """
+    attrs = ctx.attrs
+    platform = ctx.target_platform(attrs.target)
+    if platform.kind != "cpu":
+        raise AnalysisError(
+            f"target {platform.target!r} cannot be built yet: only cpu can", location=ctx.where("target")
+        )
+    info = python_closure([attrs.src], [], attrs.requires, attrs.deps)
+    headers = [header for dependency in attrs.deps if (cc := dependency.get(CcInfo)) for header in cc.headers]
+    objects = tuple(cc.object for dependency in attrs.deps if (cc := dependency.get(CcInfo)))
+    lowered = ctx.output("lowered", platform=platform, directory=True)
+    arguments = [*WORKER, "lower", "--src", attrs.src.path, "--entry", attrs.entry or ctx.label.name]
+    arguments += ["--args", json.dumps(attrs.args, sort_keys=True, ensure_ascii=False), "--target", platform.target]
+    for folder in info.imports:
+        arguments += ["--import", folder]
+    for name in info.requires:
+        arguments += ["--requires", name]
+    files = dict.fromkeys([*info.sources, *attrs.data, *headers])
+    ctx.action(
+        "HidetLower",
+        tool="hidet",
+        arguments=[*arguments, "--out", "lowered"],
+        inputs={file.path: file for file in files},
+        outputs={"lowered": lowered},
+    )
+    names = ("module.o", "functions.json", "func_types.pickle", "link.args")
+    made = {name: ctx.output(name, platform=platform) for name in names}
+    library = ctx.output("lib.so", platform=platform)
+
+    def expand(later: Context, read: Read) -> None:
+        modules = json.loads(read(lowered.child("modules.json")))["modules"]
+        _generate(later, platform, lowered, modules, tuple(headers), made)
+
+    ctx.then([lowered.child("modules.json")], list(made.values()), expand)
+    provided = ModuleInfo(
+        made["module.o"], made["functions.json"], made["func_types.pickle"], made["link.args"], objects, platform
+    )
+    if attrs.output_kind == ".o":
+        return [DefaultInfo((made["module.o"], made["functions.json"])), provided]
+    link(ctx, library, [made["module.o"], *objects], [made["link.args"]], hidet=True)
+    files_made = (library, made["func_types.pickle"], made["functions.json"])
+    return [DefaultInfo(files_made, folder=ctx.output("", platform=platform, directory=True)), provided]
+
+
+def _generate(
+    ctx: Context,
+    platform: Platform,
+    lowered: Artifact,
+    modules: Sequence[Mapping[str, Any]],
+    headers: tuple[Artifact, ...],
+    made: Mapping[str, Artifact],
+) -> None:
+    """Declare codegen for each lowered module, and what follows once their functions are known."""
+    parts = []
+    for index, module in enumerate(modules):
+        # One module is the target itself; of several, each has a folder of its own.
+        where = "" if len(modules) == 1 else f"parts/{index}/"
+        names = ("module.cc", "prelude.h", "functions.json", "func_types.pickle", "compile.args", "link.args")
+        part = {name: ctx.output(where + name, platform=platform) for name in names}
+        ctx.action(
+            "HidetCodegen",
+            tool="hidet",
+            arguments=[*WORKER, "codegen", "--target", platform.target, "module.pickle", "--out", "."],
+            inputs={"module.pickle": lowered.child(module["pickle"])},
+            outputs=part,
+        )
+        parts.append((where, part))
+
+    def expand(later: Context, read: Read) -> None:
+        described = [json.loads(read(part["functions.json"])) for _, part in parts]
+        if len(parts) == 1:
+            _compile(later, platform, *parts[0], described[0], headers, made["module.o"], {})
+        else:
+            _join(later, platform, parts, described, headers, read, made)
+
+    waited = [part[name] for _, part in parts for name in ("functions.json", "link.args")]
+    promised = [made["module.o"]] if len(parts) == 1 else list(made.values())
+    ctx.then(waited, promised, expand)
+
+
+def _compile(
+    ctx: Context,
+    platform: Platform,
+    where: str,
+    part: Mapping[str, Artifact],
+    described: Mapping[str, Any],
+    headers: tuple[Artifact, ...],
+    out: Artifact,
+    renames: Mapping[str, str | None],
+) -> None:
+    """Declare the compile of one module; its global variables and what `renames` says become local or get new names."""
+    needs_objcopy = bool(described["globals"] or renames)
+    compiled = ctx.output(where + "compiled.o", platform=platform) if needs_objcopy else out
+    ctx.action(
+        "CppCompile",
+        tool="cxx",
+        arguments=[
+            "g++",
+            "-c",
+            *CPU_FLAGS,
+            *platform.march,
+            "-fPIC",
+            "-fopenmp",
+            "@compile.args",
+            "module.cc",
+            "-o",
+            "module.o",
+        ],
+        inputs={
+            "module.cc": part["module.cc"],
+            "prelude.h": part["prelude.h"],
+            "compile.args": part["compile.args"],
+            **{header.path: header for header in headers},
+        },
+        outputs={"module.o": compiled},
+        trees=["hidet/include"],
+    )
+    if needs_objcopy:
+        rename_symbols(ctx, compiled, out, described["globals"], renames)
+
+
+def rename_symbols(
+    ctx: Context, source: Artifact, out: Artifact, local: Sequence[str], renames: Mapping[str, str | None]
+) -> None:
+    """Declare a copy of an object with some symbols made local and others renamed (to None: made local too)."""
+    lines = [f"--localize-symbol={name}" for name in local]
+    lines += [
+        f"--localize-symbol={old}" if new is None else f"--redefine-sym={old}={new}" for old, new in renames.items()
+    ]
+    ctx.action(
+        "Localize",
+        tool="binutils",
+        arguments=["objcopy", "@symbols.args", "module.o", "localized.o"],
+        inputs={"module.o": source, "symbols.args": Text("\n".join(lines) + "\n")},
+        outputs={"localized.o": out},
+    )
+
+
+def _join(
+    ctx: Context,
+    platform: Platform,
+    parts: Sequence[tuple[str, Mapping[str, Artifact]]],
+    described: Sequence[Mapping[str, Any]],
+    headers: tuple[Artifact, ...],
+    read: Read,
+    made: Mapping[str, Artifact],
+) -> None:
+    """Declare one object out of those of several modules."""
+    owners: dict[str, str] = {}
+    objects = []
+    tables: list[list[dict[str, Any]]] = []
+    merges = []
+    for index, ((where, part), table) in enumerate(zip(parts, described, strict=True)):
+        renames = launch_rename(table, f"{ctx.label.name}_{index}")
+        functions = renamed(table["functions"], renames)
+        for function in functions:
+            other = owners.setdefault(function["name"], f"module {index}")
+            if other != f"module {index}":
+                raise AnalysisError(
+                    f"{ctx.label}: {other} and module {index} of the list both have a public function "
+                    f"{function['name']!r}",
+                    location=ctx.where("entry"),
+                    hint="give one of them another attrs.func_name",
+                )
+        tables.append(functions)
+        merges.append(merge_row(f"{index}.pickle", table, renames))
+        out = ctx.output(where + "module.o", platform=platform)
+        _compile(ctx, platform, where, part, table, headers, out, symbol_renames(table, renames))
+        objects.append(out)
+    names = [f"{index}.o" for index in range(len(objects))]
+    ctx.action(
+        "Join",
+        tool="binutils",
+        arguments=["ld", "-r", "@objects.args", "-o", "module.o"],
+        inputs={"objects.args": Text("\n".join(names) + "\n"), **dict(zip(names, objects, strict=True))},
+        outputs={"module.o": made["module.o"]},
+    )
+    merge_types(ctx, merges, [part["func_types.pickle"] for _, part in parts], made["func_types.pickle"])
+    whole = {
+        "automatic_launch": False,
+        "functions": [function for functions in tables for function in functions],
+        "globals": [],
+        "namespace": "",
+    }
+    write(ctx, json.dumps(whole, indent=1, sort_keys=True) + "\n", made["functions.json"])
+    arguments = [line for _, part in parts for line in read(part["link.args"]).decode().splitlines()]
+    write(ctx, "".join(f"{line}\n" for line in dict.fromkeys(arguments)), made["link.args"])
+
+
+def launch_rename(table: Mapping[str, Any], name: str) -> dict[str, str | None]:
+    """What becomes of the `launch` that hidet adds to a module when it meets other modules.
+
+    It goes out as `name` when it is all the module has, and stays local otherwise. Empty where hidet added none.
+    """
+    if not table["automatic_launch"]:
+        return {}
+    others = [function for function in table["functions"] if function["name"] != "launch"]
+    return {"launch": None if others else name}
+
+
+def renamed(functions: Sequence[Mapping[str, Any]], renames: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """The public functions under the names they go out by."""
+    kept = []
+    for function in functions:
+        name = renames.get(function["name"], function["name"])
+        if name is not None:
+            symbol = function["symbol"] if name == function["name"] else f"hidet_{name}"
+            kept.append({**function, "name": name, "symbol": symbol})
+    return kept
+
+
+def symbol_renames(table: Mapping[str, Any], renames: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The same renames for the symbols in the object."""
+    symbols = {function["name"]: function["symbol"] for function in table["functions"]}
+    return {symbols[old]: None if new is None else f"hidet_{new}" for old, new in renames.items() if old in symbols}
+
+
+def merge_row(path: str, table: Mapping[str, Any], renames: Mapping[str, str | None]) -> dict[str, Any]:
+    """One line of the specification for `merge_types`."""
+    return {
+        "pickle": path,
+        "rename": {old: new for old, new in renames.items() if new is not None},
+        "drop": [old for old, new in renames.items() if new is None],
+    }
+
+
+def merge_types(ctx: Context, rows: Sequence[Mapping[str, Any]], pickles: Sequence[Artifact], out: Artifact) -> None:
+    """Declare the merge of several func_types.pickle into one."""
+    ctx.action(
+        "HidetMergeTypes",
+        tool="hidet",
+        arguments=[*WORKER, "merge-types", "merge.json", "--out", "func_types.pickle"],
+        inputs={
+            "merge.json": Text(json.dumps(rows, indent=1, sort_keys=True) + "\n"),
+            **{row["pickle"]: pickle for row, pickle in zip(rows, pickles, strict=True)},
+        },
+        outputs={"func_types.pickle": out},
+    )
+
+
+def write(ctx: Context, content: str, out: Artifact) -> None:
+    """Declare a file with this content."""
+    ctx.action(
+        "Write",
+        tool="command:cp",
+        arguments=["cp", "content", "copy"],
+        inputs={"content": Text(content)},
+        outputs={"copy": out},
+    )
+
+
+def link(
+    ctx: Context, library: Artifact, objects: Sequence[Artifact], link_arguments: Sequence[Artifact], *, hidet: bool
+) -> None:
+    """Declare the link of a shared library, with hidet's runtime where the objects need it."""
+    names = [f"{index}.o" for index in range(len(objects))]
+    files = [f"{index}.args" for index in range(len(link_arguments))]
+    runtime = ["-Wl,--no-as-needed", "-Lexternal/hidet/lib", "-lhidet_runtime"] if hidet else []
+    lines = [*names, *(f"@{name}" for name in files)]
+    # No -ffast-math here: at link time it would make loading the library change the process's denormals.
+    ctx.action(
+        "CppLink",
+        tool="cxx",
+        arguments=["g++", "-shared", "-m64", "-fopenmp", "@objects.args", *runtime, "-o", "lib.so"],
+        inputs={
+            "objects.args": Text("".join(f"{line}\n" for line in lines)),
+            **dict(zip(names, objects, strict=True)),
+            **dict(zip(files, link_arguments, strict=True)),
+        },
+        outputs={"lib.so": library},
+        trees=["hidet/lib"] if hidet else [],
+    )
