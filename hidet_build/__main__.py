@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -17,5 +18,13 @@ def main() -> int:
     return cli.main(sys.argv[1:])
 
 
+def _leave_current_folder() -> None:
+    """Take the current folder off the module path: `python -m` puts it first, and a workspace may hold a queue.py."""
+    here = os.path.realpath(os.curdir)
+    if here != os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
+        sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
+
+
 if __name__ == "__main__":
+    _leave_current_folder()
     sys.exit(main())

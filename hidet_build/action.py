@@ -120,8 +120,8 @@ class Continuation:
 
     @property
     def id(self) -> str:
-        """What the continuation is called between builds."""
-        return "+" + self.outputs[0].id
+        """What the continuation is called between builds: one may promise what another, nested in it, promises too."""
+        return f"+{self.inputs[0].id}>{self.outputs[0].id}"
 
 
 Step = Union[Action, Continuation]

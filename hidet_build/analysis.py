@@ -5,7 +5,6 @@ Knows rules and targets; knows nothing of how steps run.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from hidet_build.rule import (
     GroupInfo,
     Provider,
     Reference,
+    rule_failure,
 )
 
 Providers = Mapping[type[Provider], Provider]
@@ -91,7 +91,7 @@ def _analyze(
     except Exception as error:  # the workspace's own rule is the user's code: its mistakes are located errors
         if target.rule.path.startswith(built_in):
             raise
-        raise _rule_raised(target, error) from error
+        raise rule_failure(target.label, target.location, target.rule.path, error) from error
     analysis.steps[target.label] = context.steps()
     analysis.providers[target.label] = _checked(target, providers)
 
@@ -182,17 +182,3 @@ def _checked(target: Target, providers: Sequence[Provider]) -> Providers:
             )
         found[type(provider)] = provider
     return found
-
-
-def _rule_raised(target: Target, error: Exception) -> AnalysisError:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == target.rule.path]
-    related = []
-    if frames:
-        frame = frames[-1]
-        text = frame.line or ""
-        related = [("raised here", Location(frame.filename, frame.lineno or 1, 1, text))]
-    return AnalysisError(
-        f"rule {target.rule.name} failed for {target.label}: {type(error).__name__}: {error}",
-        location=target.location,
-        related=related,
-    )

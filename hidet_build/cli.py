@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import os
 import re
-import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import hidet_build
@@ -23,6 +23,7 @@ from hidet_build.errors import (
     UsageError,
     did_you_mean,
 )
+from hidet_build.execution import link_path
 from hidet_build.process import Processes
 from hidet_build.progress import choose_reporter
 
@@ -63,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.SUCCESS
     except KeyboardInterrupt:
+        _say("interrupted")
         return ExitCode.INTERRUPTED
     except Exception:
         traceback.print_exc()
@@ -83,8 +85,15 @@ def _interruptible(processes: Processes) -> Iterator[None]:
             processes.terminate_all(grace=0)
             os._exit(ExitCode.INTERRUPTED)
         processes.terminate_all()
+        if not processes.watched:
+            raise KeyboardInterrupt
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # What we were started deaf to (`nohup`, a background job of a script) we stay deaf to.
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
@@ -100,7 +109,7 @@ def _run(argv: Sequence[str], processes: Processes) -> int:
     if verb is None:
         print(_overview(), file=sys.stderr)
         return ExitCode.USAGE
-    options = _parser(verb).parse_args(_plain(rest))
+    options = _parser(verb).parse_intermixed_args(_plain(rest))
     options.words = [word.replace(_ESCAPE, "-", 1) for word in getattr(options, "words", [])]
     run = _RUN[verb]
     return run(options, argv, processes)
@@ -114,12 +123,14 @@ _ESCAPE = "\0"  # stands for the minus of a negative pattern, which argparse wou
 def _verb(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """The verb and what is left; `build` where the first word is a pattern."""
     rest = list(argv)
+    value_follows = False
     for index, word in enumerate(rest):
         if word in ("--help", "-h") and index == 0:
             return "help", rest[1:]
         if word == "--version" and index == 0:
             return "version", []
-        if word.startswith("-") and not word.startswith(("-/", "-:")):
+        if value_follows or (word.startswith("-") and not word.startswith(("-/", "-:"))):
+            value_follows = not value_follows and _plain([word])[-1:] in _value_flags()
             continue
         if word in VERBS:
             return word, rest[:index] + rest[index + 1 :]
@@ -130,6 +141,12 @@ def _verb(argv: Sequence[str]) -> tuple[str | None, list[str]]:
             hint=did_you_mean(word, VERBS) or f"a target is written with a colon or slashes: {PROGRAM} :{word}",
         )
     return ("build", rest) if rest else (None, [])
+
+
+def _value_flags() -> list[list[str]]:
+    """The flags whose value may be the next word."""
+    actions = [action for verb in ("build", "query") for action in _parser(verb)._actions]
+    return [[name] for action in actions if action.nargs is None for name in action.option_strings]
 
 
 def _plain(words: Sequence[str]) -> list[str]:
@@ -151,7 +168,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are ours."""
 
     def error(self, message: str) -> NoReturn:
-        flag = re.search(r"(--\w+)", message)
+        flag = re.search(r"(?<!\S)--?\w+", message)
         hint = f"{self.prog} --help lists the flags"
         if message.startswith("unrecognized arguments") and flag:
             known = [name for action in self._actions for name in action.option_strings]
@@ -233,7 +250,7 @@ def _switch(parser: argparse.ArgumentParser, name: str, *short: str, default: bo
 def _jobs(text: str) -> int:
     if text == "auto":
         return 0
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a positive number or auto, not {text!r}")
     return int(text)
 
@@ -242,7 +259,8 @@ def _jobs(text: str) -> int:
 
 
 def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processes) -> int:
-    from hidet_build.build import Request, build
+    from hidet_build.build import build
+    from hidet_build.request import Request
 
     root, package = _workspace()
     if not options.words:
@@ -279,7 +297,7 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
         reporter.build_finished(summary)
     finally:
         reporter.close()
-    if processes.stopped:
+    if processes.stopped and not summary.interrupted:  # it came too late to stop anything
         raise Interrupted("interrupted")
     return code
 
@@ -311,27 +329,16 @@ def _query(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
 
 
 def _clean(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
+    from hidet_build.build import MARKERS
+    from hidet_build.clean import clean
+
     root = _workspace()[0]
-    base = _output_base(options, root)
-    link = os.path.join(root, options.symlink_prefix + "bin")
-    if os.path.islink(link):
-        os.unlink(link)
-    if not os.path.isdir(os.path.join(base, ".state")):
-        return ExitCode.SUCCESS
-    for name in os.listdir(base):
-        path = os.path.join(base, name)
-        # Only what we made: an output base may be a folder that holds other things too.
-        if name in (".gitignore", "CACHEDIR.TAG"):
-            os.unlink(path)
-        elif name == ".state" or re.match(r"(cpu|cuda|hip)-", name):
-            shutil.rmtree(path)
-    with contextlib.suppress(OSError):
-        os.rmdir(base)
+    clean(_output_base(options, root), link_path(root, options.symlink_prefix), MARKERS)
     return ExitCode.SUCCESS
 
 
 def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -> int:
-    from hidet_build.build import describe_tools
+    from hidet_build.build import describe_tool
 
     root, package = _workspace()
     base = _output_base(options, root)
@@ -339,16 +346,16 @@ def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -
         "workspace": lambda: root,
         "package": lambda: f"//{package}",
         "output_base": lambda: base,
-        "bin": lambda: os.path.join(root, options.symlink_prefix + "bin"),
+        "bin": lambda: link_path(root, options.symlink_prefix) or "none",
         "disk_cache": lambda: _disk_cache(options) or os.path.join(base, ".state", "cache"),
         "user_cache": lambda: _user_cache(os.environ),
         "version": lambda: hidet_build.__version__,
         "python": lambda: sys.executable,
     }
     for name in ("cxx", "binutils", "hidet"):
-        values[name] = lambda name=name: describe_tools(
-            root, base, _user_cache(os.environ), os.environ, processes, name
-        )  # type: ignore[misc]
+        values[name] = partial(
+            describe_tool, name, root, base, _user_cache(os.environ), os.environ, processes
+        )
     for word in options.words:
         if word not in values:
             raise UsageError(f"unknown key {word!r}", hint=did_you_mean(word, values) or "keys: " + ", ".join(values))
@@ -424,4 +431,4 @@ def _disk_cache(options: argparse.Namespace) -> str:
 
 def _default_jobs(environment: Mapping[str, str]) -> int:
     limit = environment.get("MAX_JOBS", "")
-    return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))
+    return int(limit) if limit.isdecimal() and int(limit) else len(os.sched_getaffinity(0))

@@ -16,20 +16,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hidet_build import files, reapi
+from hidet_build import files
 from hidet_build.action import Action, ActionResult, Artifact, Continuation, OutputFile, Step, Text
 from hidet_build.cache.base import Cache
 from hidet_build.digest import Digest, of_text
-from hidet_build.errors import ActionFailed, AnalysisError, BuildError, Interrupted
+from hidet_build.errors import ActionFailed, AnalysisError, BuildError, EnvironmentFailure, Interrupted
 from hidet_build.execution import ExecutionRoot, ExecutionRoots, Layout
 from hidet_build.lock import Holder, KeyLocks
+from hidet_build.plan import PlanStale, content_digest
 from hidet_build.process import ProcessResult
 from hidet_build.progress import Outcome, Reporter
 from hidet_build.state import Record, State
 from hidet_build.toolchain import Toolchain, Toolchains
 from hidet_build.worker.protocol import split_failure
+
+if TYPE_CHECKING:
+    from hidet_build import reapi
 
 
 class Runner(Protocol):
@@ -172,8 +176,9 @@ class Engine:
         self._placer = files.Placer()
         self._tree_digests: dict[str, Digest] = {}
         self._tree_lock = threading.Lock()
+        self._expansions: dict[str, tuple[str, tuple[Step, ...]]] = {}
         self._asked: set[str] = set()  # what the user wants, by artifact id
-        self._stopping = False
+        self._stopping = self._stale = False
         self._result = Result()
 
     # ---- the story, on the loop thread
@@ -181,7 +186,8 @@ class Engine:
     def build(self, steps: Iterable[Step], wanted: Iterable[Artifact]) -> Result:
         """Make `wanted` and whatever it needs; steps nobody needs are left alone.
 
-        Never raises for a failing action: the result lists failures in the order they happened.
+        Never raises for a failing action: the result lists failures in the order they happened. Raises PlanStale when
+        the steps came from a saved plan that no longer fits; what was running then is finished and recorded.
         """
         for step in steps:
             self._know(step)
@@ -192,6 +198,8 @@ class Engine:
             self._loop()
         finally:
             self._close()
+        if self._stale:
+            raise PlanStale
         return self._result
 
     def made(self, artifact: Artifact) -> bool:
@@ -199,9 +207,13 @@ class Engine:
         maker = self._maker(artifact)
         return artifact.is_source or (maker is not None and maker.phase is _Phase.DONE)
 
-    def contents(self) -> Mapping[str, Digest]:
-        """Every made file of this build, by artifact id."""
-        return {name: found for name, (found, _) in self._contents.items()}
+    def contents(self) -> Mapping[str, tuple[Digest, bool]]:
+        """Every made file of this build, by artifact id: its digest, and whether it may be executed."""
+        return self._contents
+
+    def expansions(self) -> Mapping[str, tuple[str, tuple[Step, ...]]]:
+        """What the continuations of this build declared: the digest of what each read, and its steps."""
+        return self._expansions
 
     def _loop(self) -> None:
         # Start what is ready while there are free jobs; then wait for news. A step becomes ready when its last input
@@ -321,10 +333,13 @@ class Engine:
                 self._hand_over(work)
         except BuildError as error:
             self._fail(node, error)
+        except PlanStale:
+            self._stale = self._stopping = True
 
     def _continue(self, node: _Node, step: Continuation) -> None:
         """Let a continuation declare its steps and hand its dependents over to them."""
         steps = step.function(self._read)
+        self._expansions[step.id] = (content_digest(map(self._read, step.inputs)), steps)
         for one in steps:
             self._know(one, promised_by=node)
         for artifact in step.outputs:
@@ -382,12 +397,12 @@ class Engine:
     def _intact(self, action: Action, record: Record) -> bool:
         """Whether the outputs on disk still are what the record says, by their seals."""
         targets = _targets(action, self._layout)
-        for name, hash_, size, _ in record.files:
+        for name, hash_, size, executable in record.files:
             try:
                 stat = os.lstat(_target(targets, name))
             except OSError:
                 return False
-            if not files.is_sealed(stat, Digest(hash_, size)):
+            if not files.is_sealed(stat, Digest(hash_, size)) or (executable and not stat.st_mode & 0o100):
                 return False
         return all(os.path.isdir(_target(targets, name)) for name in record.directories)
 
@@ -431,7 +446,7 @@ class Engine:
                 ActionFailed(
                     f"{work.action.owner}: {', '.join(changed)} changed each time {work.action.mnemonic} ran",
                     location=work.action.location,
-                    hint="build again when the file is at rest",
+                    hint="build again when the file is at rest; a command that writes to it must copy it first",
                 ),
             )
             return
@@ -481,12 +496,14 @@ class Engine:
             return "it was not built here before" if not self._options.nocache else "--nocache was given"
         if record.signature == work.signature:
             targets = _targets(work.action, self._layout)
-            for name, hash_, size, _ in record.files:
+            for name, hash_, size, executable in record.files:
                 path = _target(targets, name)
                 if not os.path.lexists(path):
                     return f"output {name} is gone"
                 if not files.is_sealed(os.lstat(path), Digest(hash_, size)):
                     return f"output {name} was changed"
+                if executable and not os.lstat(path).st_mode & 0o100:
+                    return f"output {name} is not executable any more"
             return "an output folder is gone"
         return _difference(self._state.description(work.action.id) or (), work.description)
 
@@ -499,6 +516,13 @@ class Engine:
                 return
             try:
                 done = self._perform(work)
+            except OSError as error:
+                failure = EnvironmentFailure(
+                    f"{work.action.owner}: {error.strerror or error}: {error.filename or 'no file named'}",
+                    location=work.action.location,
+                    hint="is the disk full, or a folder not writable? --output_base and --disk_cache name others",
+                )
+                done = _Done(work, Outcome.FAILED, error=failure)
             except BaseException as error:  # whatever it is, the loop thread must hear of it
                 done = _Done(work, Outcome.FAILED, error=error)
             self._posted.put(done)
@@ -517,6 +541,8 @@ class Engine:
         return _Done(work, Outcome.CACHED, found, key.digest.hash)
 
     def _key(self, work: _Work) -> reapi.ActionKey:
+        from hidet_build import reapi  # protobuf, only when an action must be keyed
+
         action = work.action
         with self._tree_lock:
             for name, path in work.trees.items():
@@ -567,8 +593,9 @@ class Engine:
             for inside, _, names in os.walk(folder):
                 for one in names:
                     path = os.path.join(inside, one)
-                    if path not in keep:
-                        os.unlink(path)
+                    # Another invocation may be tidying too, or putting a file here that has no name yet.
+                    if path not in keep and not files.is_temporary(one):
+                        files.remove(path)
 
     def _execute(self, work: _Work, key: reapi.ActionKey) -> _Done:
         action = work.action
@@ -600,14 +627,16 @@ class Engine:
         """An action that wrote to its own made inputs has spoiled them for everybody."""
         digests = {where: found for where, found, _ in work.contents}
         for where, content in work.action.inputs:
-            if not isinstance(content, Artifact) or content.is_source or content.directory:
+            if not isinstance(content, Artifact) or content.is_source:
                 continue
-            if not files.is_sealed(os.lstat(self._layout.path(content)), digests[where]):
-                raise ActionFailed(
-                    f"{work.action.owner}: {work.action.mnemonic} changed its own input {where}",
-                    location=work.action.location,
-                    hint="copy an input before changing it",
-                )
+            inside = [f"/{name}" for name in work.folders[content.id]] if content.directory else [""]
+            for name in inside:
+                if not files.is_sealed(os.lstat(self._layout.path(content) + name), digests[where + name]):
+                    raise ActionFailed(
+                        f"{work.action.owner}: {work.action.mnemonic} changed its own input {where}{name}",
+                        location=work.action.location,
+                        hint="copy an input before changing it",
+                    )
 
     def _publish(self, work: _Work, key: reapi.ActionKey, result: ActionResult, places: Mapping[str, str]) -> None:
         """Into the store and from there to the outputs; straight to the outputs where the store will not have it."""
@@ -618,13 +647,19 @@ class Engine:
         targets = _targets(work.action, self._layout)
         self._tidy(targets, result)
         for file in _libraries_last(result.files):
-            files.seal(places[file.path], file.digest, file.executable)
-            self._placer.place(places[file.path], _target(targets, file.path), file.digest, file.executable)
+            place, target = places[file.path], _target(targets, file.path)
+            if os.stat(place).st_nlink > 1:  # whoever has the other name does not want it sealed
+                files.make_folder(os.path.dirname(target))
+                files.copy(place, target, file.digest, file.executable)
+                continue
+            files.seal(place, file.digest, file.executable)
+            self._placer.place(place, target, file.digest, file.executable)
 
     def _failure(self, work: _Work, place: ExecutionRoot, ended: ProcessResult) -> ActionFailed:
         """Keep the execution root, write the log, and say what a user needs to go on."""
         action = work.action
-        name = action.outputs[0][1].path.replace("/", ".") + "." + action.mnemonic
+        # The end of it, for a name of a file has at most 255 bytes.
+        name = os.fsdecode(os.fsencode(f"{action.outputs[0][1].path}.{action.mnemonic}".replace("/", "."))[-200:])
         kept = os.path.join(self._layout.state, "failed", action.platform, name)
         shutil.rmtree(kept, ignore_errors=True)
         os.makedirs(os.path.dirname(kept), exist_ok=True)

@@ -112,7 +112,7 @@ class AnalysisError(BuildError):
 class ActionFailed(BuildError):
     """An action ran and did not do what it promised.
 
-    `detail` is what the tool said, `log` the file that has all of it, `command` a line to paste that fails the same way.
+    `detail` is what the tool said, `log` the file that has all of it, `command` a line to paste that fails as this did.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ class ExecutionRoot:
             path = os.path.join(base, where)
             if artifact.directory:
                 directories.append(where)
-                found = list(self._walk(path, where))
+                found = list(self._walk(action, path, where))
             else:
                 found = [(where, path)]
             for name, place in found:
@@ -120,22 +120,26 @@ class ExecutionRoot:
         files.sort()
         return ActionResult(tuple(files), tuple(sorted(directories)), output, seconds), places
 
-    @staticmethod
-    def _walk(path: str, where: str) -> Iterator[tuple[str, str]]:
-        for folder, _, names in os.walk(path):
+    def _walk(self, action: Action, path: str, where: str) -> Iterator[tuple[str, str]]:
+        if os.path.islink(path):
+            raise _is_link(action, where, path)
+        for folder, folders, names in os.walk(path):
+            for name in folders:
+                place = os.path.join(folder, name)
+                if os.path.islink(place):
+                    raise _is_link(action, f"{where}/{os.path.relpath(place, path)}", place)
             for name in names:
                 place = os.path.join(folder, name)
                 yield f"{where}/{os.path.relpath(place, path)}", place
 
     def _file(self, action: Action, name: str, place: str) -> OutputFile:
+        folder = os.path.dirname(place)
+        if not f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(self.root)}/"):
+            raise _is_link(action, os.path.dirname(name), folder)
         if os.path.islink(place):
             real = os.path.realpath(place)
-            if not real.startswith(os.path.realpath(self.root) + os.sep) or not os.path.isfile(real):
-                raise ActionFailed(
-                    f"{action.owner}: {action.mnemonic} left {name} as a link to {os.readlink(place)}",
-                    location=action.location,
-                    hint="outputs are files: copy instead of linking",
-                )
+            if not self._is_known(action, real):
+                raise _is_link(action, name, place)
             os.unlink(place)
             shutil.copyfile(real, place)
             shutil.copymode(real, place)
@@ -148,9 +152,29 @@ class ExecutionRoot:
             )
         return OutputFile(name, digest.of_file(place), bool(os.stat(place).st_mode & 0o100))
 
+    def _is_known(self, action: Action, real: str) -> bool:
+        """Whether a file that an output links to is in the execution root, or a source that is an input."""
+        if not os.path.isfile(real):
+            return False
+        sources = (
+            os.path.realpath(os.path.join(self.root, where))
+            for where, content in action.inputs
+            if isinstance(content, Artifact) and content.is_source
+        )
+        return real.startswith(os.path.realpath(self.root) + os.sep) or real in sources
+
     def discard(self) -> None:
         """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _is_link(action: Action, name: str, place: str) -> ActionFailed:
+    target = os.readlink(place) if os.path.islink(place) else os.path.realpath(place)
+    return ActionFailed(
+        f"{action.owner}: {action.mnemonic} left {name} as a link to {target}",
+        location=action.location,
+        hint="outputs are files: copy instead of linking",
+    )
 
 
 class ExecutionRoots:

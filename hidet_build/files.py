@@ -27,6 +27,7 @@ RACY_NS = 2_000_000_000  # FAT keeps even seconds; everything else is finer
 _SEAL_START = 978_307_200  # 2001-01-01: old enough that no tool takes a sealed file for a new one
 _SEAL_SPAN = 757_382_400  # up to 2025-01-01
 
+_TEMPORARY = ".hidet-build-"
 _FICLONE = 0x40049409  # linux/fs.h; the fcntl module names it only from Python 3.12 on
 _CHUNK = 1 << 22
 # The file systems cannot do it at all, in contrast to "not with this file".
@@ -80,7 +81,12 @@ def seal(path: str, digest: Digest, executable: bool) -> None:
 
 def temporary_path(folder: str) -> str:
     """A path in `folder` that nobody else uses, hidden, and short enough for any file system."""
-    return f"{folder}/.hidet-build-{os.urandom(8).hex()}"
+    return f"{folder}/{_TEMPORARY}{os.urandom(8).hex()}"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one that somebody is writing."""
+    return name.startswith(_TEMPORARY)
 
 
 def write_atomic(path: str, content: bytes, executable: bool = False) -> None:

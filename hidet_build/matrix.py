@@ -27,11 +27,21 @@ Report = Callable[[BuildError], None]
 def read_matrix(node: Node, report: Report) -> tuple[Combination, ...]:
     """The combinations, in the order of the file, each with every variable in the order of the keys.
 
-    Every mistake is reported; the answer counts only where there was none.
+    There are none where a mistake was reported.
     """
     if not isinstance(node, MapNode):
         report(node.error(f"expected a mapping, got {node.describe()}", "matrix: {tile: [64, 128]}"))
         return ()
+    errors: list[BuildError] = []
+    combinations = _combinations(node, errors.append)
+    if not combinations and not errors:
+        errors.append(node.error("the matrix leaves no combination of values"))
+    for error in errors:
+        report(error)
+    return () if errors else combinations
+
+
+def _combinations(node: MapNode, report: Report) -> tuple[Combination, ...]:
     variables = {
         name: _values(name, value, node, report) for name, value in node.entries.items() if name not in _RESERVED
     }
@@ -39,31 +49,28 @@ def read_matrix(node: Node, report: Report) -> tuple[Combination, ...]:
     included = _mappings(node.entries.get("include"), report)
     if not variables and included:
         variables = dict.fromkeys(included[0].entries, ())
-    count = prod(len(values) for values in variables.values())
-    if count + len(included) > MAX_COMBINATIONS:
-        report(node.error(f"a matrix of {count + len(included)} combinations: at most {MAX_COMBINATIONS} are allowed"))
+    count = prod(len(values) for values in variables.values()) + len(included)
+    if count > MAX_COMBINATIONS:
+        report(node.error(f"a matrix of {count} combinations: at most {MAX_COMBINATIONS} are allowed"))
         return ()
     # No variables have one empty product, which is no combination.
     combinations = [dict(zip(variables, values, strict=True)) for values in product(*variables.values()) if values]
     left = _exclude(combinations, excluded, variables, report)
-    found = _include(left, included, tuple(variables), report)
-    if not found:
-        report(node.error("the matrix has no combination of values", "matrix: {tile: [64, 128]}"))
-    return tuple(found)
+    return tuple(_include(left, included, tuple(variables), report))
 
 
 def _values(name: str, node: Node, matrix: MapNode, report: Report) -> tuple[ScalarNode, ...]:
     if not _NAME.match(name):
         hint = "letters, digits and underscores, as in `tile_m`"
         report(matrix.key_error(name, f"{name!r} cannot be the name of a matrix variable", hint))
-    if not isinstance(node, (MapNode, ScalarNode)) and not node.as_list():
-        report(node.error(f"the matrix variable {name!r} has no values"))
-    found: dict[str, ScalarNode] = {}
     try:
         elements = node.as_list("a list of values")
     except LoadError as error:
         report(error)
         return ()
+    if not elements:
+        report(node.error(f"the matrix variable {name!r} has no values"))
+    found: dict[str, ScalarNode] = {}
     for element in elements:
         value = _scalar(element, report)
         if value is None:

@@ -34,6 +34,7 @@ _AMBIGUOUS = re.compile(
     r"[-+]?(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9_]+)?)\Z"
 )
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_UNQUOTED = re.compile(r"\$\{[^}]*\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 PLAIN = "plain"
@@ -372,9 +373,9 @@ _LITERAL = "a literal `${` is written `$${`"
 def parse(content: bytes, path: str, errors: list[BuildError] | None = None, *, loader: Any = FASTEST_LOADER) -> Node:
     """The root node of a file; an empty file is an empty mapping. `path` is what errors show.
 
-    Mistakes that leave the rest readable (duplicate keys, tags, unknown aliases) are added to `errors`, so that what
-    the file says can be checked too; without that list they are raised. A file that is no YAML raises at once, with
-    all that was found before.
+    Mistakes that leave the rest readable (duplicate keys, tags) are added to `errors`, so that what the file says can
+    be checked too; without that list they are raised. A file that is no YAML, or whose aliases mean nothing, raises all
+    that was found at once.
     """
     found: list[BuildError] = [] if errors is None else errors
     source = Source(path, _decode(content, path))
@@ -387,7 +388,7 @@ def parse(content: bytes, path: str, errors: list[BuildError] | None = None, *, 
         raise_all([*found, error])
     finally:
         composer.dispose()
-    if errors is None:
+    if errors is None or composer.broken:
         raise_all(found)
     return root
 
@@ -622,10 +623,10 @@ def _place(mark: Any) -> tuple[int, int]:
 
 def _syntax_hint(before: str, after: str, problem: str) -> str | None:
     line = before + after
-    variable = re.search(r"\$\{[^}]*\}?", line)
+    variable = _UNQUOTED.match(line, max(len(before) - 1, 0))
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return "indent with blanks: YAML does not allow tabs there"
-    if variable and variable.start() <= len(before) and re.search(r"[\[{,]", before):
+    if variable and re.search(r"[\[{,]", before):
         return f'inside {{...}} and [...] a variable must be quoted: "{variable[0]}"'
     if "mapping values are not allowed" in problem:
         return "quote a value that holds ': '; or check the indentation"

@@ -316,8 +316,9 @@ class _Reader:
             self.report(node.key_error("matrix", f"{len(combinations)} instances of a target this long are too much"))
         if len(self.errors) > before:
             return
-        group = self.group_name(node)
-        numbered = group is not None and "group" not in node.entries
+        name = node.entries.get("name")
+        numbered = isinstance(name, ScalarNode) and "${" not in name.text
+        group = self.group_name(node, numbered)
         members: list[Target] = []
         for values in combinations:
             target = self.instance(self.named(template, values) if numbered else template, values)
@@ -329,15 +330,15 @@ class _Reader:
         if group and members:
             yield from self.group(group, members, node)
 
-    def group_name(self, node: MapNode) -> str | None:
-        """What stands for all instances: the `name` itself where it has no variable, else `group`, if there is one."""
-        name, group = node.entries.get("name"), node.entries.get("group")
-        if not isinstance(name, ScalarNode) or "${" in name.text:
+    def group_name(self, node: MapNode, numbered: bool) -> str | None:
+        """What stands for all instances: the `name` where it has no variable, else `group`, if there is one."""
+        group = node.entries.get("group")
+        if not numbered:
             return self.string(group)
         if group is not None:
             hint = "give `name` variables (`${...}`), or leave `group` out"
             self.report(node.key_error("group", "`name` names the group of the instances already", hint))
-        return name.text
+        return self.string(node.entries["name"])
 
     def named(self, template: MapNode, values: Combination) -> MapNode:
         """The template with a name of its own: the group's, then the values' texts in the order of the matrix."""
@@ -352,7 +353,7 @@ class _Reader:
         return MapNode(template.source, template.line, template.column, entries, template.places)
 
     def group(self, name: str, members: Sequence[Target], node: MapNode) -> Iterator[Target]:
-        place = node.entries["group" if "group" in node.entries else "name"].location
+        place = node.entries.get("group", node.entries["name"]).location
         rule = self.attempt(self.rules.get, GROUP_RULE, place)
         label = self.attempt(self.label, name, place)
         if rule and label:
@@ -396,10 +397,13 @@ class _Reader:
         """The label of a target of this package; LoadError where no label or pattern could ever mean it."""
         if name in _WILDCARDS:
             raise LoadError(f"{name!r} cannot be a target's name: it stands for many targets", location=location)
-        if "/" in name or name.startswith(("@", ":", "-")) or name != name.strip():
-            hint = "a name has no '/' in it, no '@', ':' or '-' at its front, and no blank at either end"
-            raise LoadError(f"{name!r} cannot be a target's name", location=location, hint=hint)
-        return parse_label(":" + name, self.name, location)
+        try:
+            if "/" not in name and not name.startswith(("@", ":", "-")) and name == name.strip():
+                return parse_label(":" + name, self.name)
+        except UsageError:
+            pass  # said below, in the words of this place
+        hint = "a name holds no '/', ':', '*', '\\' or control character, no '@' or '-' in front, no blank at an end"
+        raise LoadError(f"{name!r} cannot be a target's name", location=location, hint=hint if name else None)
 
     def add(self, target: Target) -> None:
         known = self.targets.setdefault(target.label.name, target)
@@ -442,7 +446,8 @@ class _Reader:
         own_data = len(node.entries) > 1 or not isinstance(branches, MapNode)
         if own_data and attribute.kind in (DATA, STRING_MAP):
             return self.value(node, attribute)  # `select` is a key like any other there
-        self.refuse_unknown(node, ("select",), "key beside `select`")
+        for key in node.entries.keys() - {"select"}:
+            self.report(node.key_error(key, f"`select` stands alone, without {key!r}"))
         if not isinstance(branches, MapNode) or not branches.entries:
             hint = "select: {cpu: ..., default: ...}"
             self.report(branches.error(f"expected branches by platform, got {branches.describe()}", hint))
@@ -533,12 +538,7 @@ class _Reader:
         try:
             return Reference(parse_label(text, self.name, place), place)
         except UsageError as error:
-            hint = error.hint
-            if text.startswith("//") and text.endswith("/"):
-                hint = f"did you mean {text.rstrip('/')!r}?"
-            elif not text.startswith(("/", ":", "@")) and ":" in text:
-                hint = f"did you mean '//{text}'?"
-            raise LoadError(error.message, location=place, hint=hint) from None
+            raise LoadError(error.message, location=place, hint=_label_hint(text) or error.hint) from None
 
     def glob(self, node: MapNode) -> tuple[str, ...]:
         """The paths it matches, from the package."""
@@ -630,6 +630,18 @@ _READERS: Mapping[Kind, Callable[[_Reader, Node, Attribute], Any]] = {
     STRING_MAP: _Reader.read_string_map,
     DATA: _Reader.read_data,
 }
+
+
+def _label_hint(text: str) -> str | None:
+    """What was meant by some usual ways to misspell a label."""
+    meant = text.rstrip("/").removeprefix("./")
+    if ":" in text and not text.startswith(("/", ":", "@")):
+        meant = f"//{meant}"
+    try:
+        parse_label(meant, "")
+    except UsageError:
+        return None
+    return f"did you mean {meant!r}? A name holds no ':'" if ":" in meant else f"did you mean {meant!r}?"
 
 
 def _pattern(node: Node) -> str:

@@ -14,8 +14,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
 from hidet_build.errors import BuildError, EnvironmentFailure, Interrupted
@@ -50,6 +50,7 @@ class Processes:
     def __init__(self) -> None:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped = False
+        self._watched = False
         # Signals are sent and processes reaped only under this lock: a process id is never used after it was given
         # back. Re-entrant, because a signal handler may end everything while its own thread holds it.
         self._lock = threading.RLock()
@@ -58,6 +59,20 @@ class Processes:
     def stopped(self) -> bool:
         """Whether `terminate_all` was called."""
         return self._stopped
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody looks at `stopped` by and by; if not, whoever stops us must break in."""
+        return self._watched
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the body runs it looks at `stopped` and ends in its own way."""
+        self._watched = True
+        try:
+            yield
+        finally:
+            self._watched = False
 
     def run(
         self,

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from time import monotonic
 from zlib import crc32
 
-
 ROOT_FILE = "BUILD.yaml"
 OURS = ("hidet-out", "hidet-bin", "hidet-testlogs")
 # All that a build can be told through the environment. Another value is another command line.
@@ -32,7 +31,7 @@ VARIABLES = (
 
 
 def answer(arguments: Sequence[str]) -> int | None:
-    """The exit code of this command line if it can be answered at once, after printing what a build prints; else None."""
+    """Answer this command line if that can be done at once: print what a build prints, return 0. Else return None."""
     started = monotonic()
     root = _root(os.getcwd())
     if root is None or any(argument.startswith("--output_base") for argument in arguments):
@@ -42,7 +41,7 @@ def answer(arguments: Sequence[str]) -> int | None:
     try:
         with open(place(base, request), "rb") as file:
             snapshot = marshal.load(file)
-        if snapshot[0] != request or not _unchanged(snapshot, root, base):
+        if snapshot[0] != request or not _unchanged(snapshot, base):
             return None
     except (OSError, ValueError, EOFError, TypeError, IndexError):
         return None
@@ -98,9 +97,9 @@ def _root(folder: str) -> str | None:
         folder = folder.rpartition("/")[0] or "/"
 
 
-def _unchanged(snapshot: tuple[object, ...], root: str, base: str) -> bool:
+def _unchanged(snapshot: tuple[object, ...], base: str) -> bool:
     """Whether every file and folder the saved answer rests on still is what it was."""
-    _, _, _, programs, files, folders, outputs = snapshot
+    _, _, _, programs, files, folders, outputs, links = snapshot
     stat, lstat = os.stat, os.lstat
     for path, mark in files:  # type: ignore[attr-defined]
         try:
@@ -111,19 +110,18 @@ def _unchanged(snapshot: tuple[object, ...], root: str, base: str) -> bool:
             continue
         if mark is None or (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino) != mark:
             return False
-    for path, size, mtime in outputs:  # type: ignore[attr-defined]
+    for path, size, mtime, mode in outputs:  # type: ignore[attr-defined]
         found = lstat(f"{base}/{path}")
-        if found.st_size != size or found.st_mtime_ns != mtime:
+        if found.st_size != size or found.st_mtime_ns != mtime or found.st_mode & mode != mode:
+            return False
+    for path, target in links:  # type: ignore[attr-defined]
+        if os.readlink(path) != target:
             return False
     for path, mark, names in folders:  # type: ignore[attr-defined]
-        if mark is None or stat(path).st_mtime_ns != mark:
-            if listing(path) != names:
-                return False
-    search = os.environ.get("PATH", "").split(":")
-    for name, program in programs:  # type: ignore[attr-defined]
-        if which(name, search) != program:
+        if (mark is None or stat(path).st_mtime_ns != mark) and listing(path) != names:
             return False
-    return True
+    search = os.environ.get("PATH", "").split(":")
+    return all(which(name, search) == program for name, program in programs)  # type: ignore[attr-defined]
 
 
 def listing(folder: str) -> list[str]:

@@ -20,13 +20,14 @@ A rule must be a pure function of its context: no clock, no environment, no file
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, Union
 
 from hidet_build.action import Action, Artifact, Continuation, Input, Reader, Step, Text
-from hidet_build.errors import AnalysisError, Location
+from hidet_build.errors import AnalysisError, BuildError, Location
 from hidet_build.label import Label
 from hidet_build.platform import Platform
 
@@ -246,6 +247,18 @@ def rule(**attributes: Attribute) -> Callable[[Implementation], Rule]:
     return decorate
 
 
+def rule_failure(label: Label, location: Location, path: str, error: Exception) -> AnalysisError:
+    """The located error for an exception that a rule's own code, in the file `path`, let escape."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    related = []
+    if frames:
+        frame = frames[-1]
+        related = [("raised here", Location(path, frame.lineno or 1, 1, frame.line or ""))]
+    return AnalysisError(
+        f"the rule of {label} failed: {type(error).__name__}: {error}", location=location, related=related
+    )
+
+
 class Context:
     """What a rule sees of its target, and where it declares its actions."""
 
@@ -348,10 +361,14 @@ class Context:
             self._tags,
             self._resolve,
         )
-        function(later, read)
+        try:
+            function(later, read)
+        except BuildError:
+            raise
+        except Exception as error:
+            raise rule_failure(self.label, self.location, function.__code__.co_filename, error) from error
         return later.steps()
 
     def steps(self) -> tuple[Step, ...]:
         """What was declared so far, in order."""
         return tuple(self._steps)
-

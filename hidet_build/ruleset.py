@@ -77,9 +77,11 @@ class RuleLoader:
     def files(self) -> tuple[str, ...]:
         """The files executed so far, relative imports included, from the workspace root and sorted.
 
-        A function-level import adds to it later: ask again after analysis.
+        With them each `__init__.py` that was looked for in vain: it must stay missing. An import inside a function adds
+        to it later: ask again after analysis.
         """
-        return tuple(sorted(os.path.relpath(path, self._workspace.root) for path in self._finder.executed))
+        found = {**self._finder.executed, **self._finder.missing}
+        return tuple(sorted(os.path.relpath(path, self._workspace.root) for path in found))
 
     def load(self, modules: Sequence[Reference], errors: list[BuildError]) -> RuleSet:
         """The built-in rules and those of `modules`; what is wrong with them is added to `errors`."""
@@ -233,13 +235,15 @@ class _WorkspaceFinder(MetaPathFinder):
         self.root = root
         self.prefix = f"hidet_build_workspace_{of_text(os.path.realpath(root)).hash[:16]}"
         self.executed: dict[str, None] = {}
+        self.missing: dict[str, None] = {}  # each __init__.py that would have been executed
 
     def install(self) -> None:
         """Take the place of any earlier finder of the same root."""
         for name in [name for name in sys.modules if name == self.prefix or name.startswith(self.prefix + ".")]:
             del sys.modules[name]
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "prefix", None) != self.prefix]
-        sys.meta_path.append(self)
+        # First: Python's own finder would find the files by the parent's __path__, and write a .pyc beside them.
+        sys.meta_path.insert(0, self)
 
     def module_name(self, path: str) -> str:
         """The name under which the file is imported."""
@@ -255,11 +259,17 @@ class _WorkspaceFinder(MetaPathFinder):
         if fullname != self.prefix and not fullname.startswith(self.prefix + "."):
             return None
         place = os.path.join(self.root, *fullname.split(".")[1:])
-        if os.path.isdir(place):
-            # The root's own __init__.py belongs to whatever project the workspace is; it is not run.
-            file = os.path.join(place, "__init__.py") if fullname != self.prefix else ""
-            return self._spec(fullname, file if os.path.isfile(file) else None, [place])
-        return self._spec(fullname, place + ".py", None) if os.path.isfile(place + ".py") else None
+        init = os.path.join(place, "__init__.py")
+        # The root's own __init__.py belongs to whatever project the workspace is; it is not run.
+        if fullname != self.prefix and os.path.isfile(init):
+            return self._spec(fullname, init, [place])
+        if fullname != self.prefix and os.path.isfile(place + ".py"):
+            return self._spec(fullname, place + ".py", None)
+        if not os.path.isdir(place):
+            return None
+        if fullname != self.prefix:
+            self.missing[init] = None
+        return self._spec(fullname, None, [place])
 
     def _spec(self, name: str, file: str | None, places: Iterable[str] | None) -> ModuleSpec:
         spec = ModuleSpec(name, _SourceLoader(self, file), origin=file, is_package=places is not None)

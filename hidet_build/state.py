@@ -172,10 +172,9 @@ class State:
         if remembered and remembered[0] == now:
             found = Digest(remembered[1], remembered[2])
         else:
+            # The stat from before the hashing: what is written meanwhile shows as a change later.
             hashed_at = time.time_ns()
             found = digest.of_file(absolute)
-            stat = os.stat(absolute)
-            now = fingerprint_of(stat)
             # A file written in the last moments may change again without a new time stamp: hash it again next time.
             trusted = None if is_racy(now, hashed_at) else now
             self._fresh[path] = (trusted, found.hash, found.size)

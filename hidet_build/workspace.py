@@ -246,7 +246,7 @@ class Workspace:
         packages = [name for name in self.walk_packages().packages if name and name != package]
         last = package.rpartition("/")[2]
         same_name = [name for name in packages if name.rpartition("/")[2] == last]
-        return tuple(dict.fromkeys([*get_close_matches(package, packages), *same_name]))[:3]
+        return tuple(dict.fromkeys([*get_close_matches(package, packages, cutoff=0.75), *same_name]))[:3]
 
     def near_files(self, path: str) -> tuple[str, ...]:
         """Files with a name like `path`: beside it, else of the same name elsewhere in its package. For hints."""

@@ -32,6 +32,15 @@ def command(ctx: Context) -> Sequence[Provider]:
         if clean in outputs:
             raise AnalysisError(f"output {clean!r} is listed twice", location=ctx.where("outputs"))
         outputs[clean] = ctx.output(clean, directory=name.endswith("/"))
+    inputs = {file.path: file for file in attrs.inputs}
+    for name in outputs:
+        # Sources are links to the user's files: what is written to one is written there.
+        if f"{package}/{name}".lstrip("/") in inputs:
+            raise AnalysisError(
+                f"{name!r} is an input of {ctx.label} and an output too",
+                location=ctx.where("outputs"),
+                hint="give the output another name",
+            )
     if not outputs or not attrs.arguments:
         missing = "outputs" if attrs.arguments else "arguments"
         raise AnalysisError(f"{ctx.label}: {missing} is empty", location=ctx.where(missing))
@@ -39,7 +48,7 @@ def command(ctx: Context) -> Sequence[Provider]:
         "Command",
         tool=f"command:{attrs.arguments[0]}",
         arguments=attrs.arguments,
-        inputs={file.path: file for file in attrs.inputs},
+        inputs=inputs,
         outputs=outputs,
         environment=dict(attrs.env),
         working_directory=package,

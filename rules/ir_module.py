@@ -227,7 +227,7 @@ def _join(
                     hint="give one of them another attrs.func_name",
                 )
         tables.append(functions)
-        merges.append(merge_row(f"{index}.pickle", table, renames))
+        merges.append(merge_row(f"{index}.pickle", renames))
         out = ctx.output(where + "module.o", platform=platform)
         _compile(ctx, platform, where, part, table, headers, out, symbol_renames(table, renames))
         objects.append(out)
@@ -269,7 +269,8 @@ def renamed(functions: Sequence[Mapping[str, Any]], renames: Mapping[str, str | 
         name = renames.get(function["name"], function["name"])
         if name is not None:
             symbol = function["symbol"] if name == function["name"] else f"hidet_{name}"
-            kept.append({**function, "name": name, "symbol": symbol})
+            signature = name + function["signature"].removeprefix(function["name"])
+            kept.append({**function, "name": name, "signature": signature, "symbol": symbol})
     return kept
 
 
@@ -279,7 +280,7 @@ def symbol_renames(table: Mapping[str, Any], renames: Mapping[str, str | None]) 
     return {symbols[old]: None if new is None else f"hidet_{new}" for old, new in renames.items() if old in symbols}
 
 
-def merge_row(path: str, table: Mapping[str, Any], renames: Mapping[str, str | None]) -> dict[str, Any]:
+def merge_row(path: str, renames: Mapping[str, str | None]) -> dict[str, Any]:
     """One line of the specification for `merge_types`."""
     return {
         "pickle": path,

@@ -88,7 +88,7 @@ def _assemble(
         for function in kept:
             _claim(ctx, owners, function["symbol"], function["name"], dependency)
         functions += kept
-        merges.append(merge_row(f"{index}.pickle", table, renames))
+        merges.append(merge_row(f"{index}.pickle", renames))
         symbols = symbol_renames(table, renames)
         if symbols:
             out = ctx.output(f"objects/{index}.o", platform=info.platform)

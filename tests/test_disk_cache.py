@@ -105,25 +105,25 @@ def test_put_get_place(cache: DiskCache, tmp_path: Path) -> None:
     for file in result.files:
         assert cache.place(file.digest, file.executable, str(tmp_path / "out" / file.path))
 
-    assert stored == Stored(True)
-    assert cache.get(KEY) == result
-    assert {path: (tmp_path / "out" / path).read_bytes() for path in files} == {
+    assert Stored(True) == stored
+    assert result == cache.get(KEY)
+    assert {
         "a.o": CONTENT,
         "bin/run": b"#!/bin/sh\n",
         "empty": b"",
-    }
+    } == {path: (tmp_path / "out" / path).read_bytes() for path in files}
     assert os.access(tmp_path / "out" / "bin" / "run", os.X_OK)
-    assert (tmp_path / "out" / "a.o").stat().st_mode & 0o777 == 0o444
-    assert cache.read(digests.of_bytes(message)) == message
+    assert 0o444 == (tmp_path / "out" / "a.o").stat().st_mode & 0o777
+    assert message == cache.read(digests.of_bytes(message))
     assert is_sealed(blob(cache).stat(), DIGEST)
-    assert entry(cache).read_bytes() == reapi.encode_result(result).content
-    assert os.listdir(Path(cache.folder, "tmp")) == []
-    assert cache.verify().dropped == ()
+    assert reapi.encode_result(result).content == entry(cache).read_bytes()
+    assert [] == os.listdir(Path(cache.folder, "tmp"))
+    assert () == cache.verify().dropped
 
 
 def test_put_copies_nothing_on_one_device(cache: DiskCache, result: ActionResult, tmp_path: Path) -> None:
     """The blob is the file the action wrote, which stays where it was."""
-    assert len(result.files) == 1
+    assert 1 == len(result.files)
     assert os.path.samefile(tmp_path / "root" / "module.o", blob(cache))
 
 
@@ -135,8 +135,8 @@ def test_put_from_another_device(tmp_path: Path) -> None:
         result, files = made(tmp_path / "root", {"module.o": CONTENT})
 
         assert cache.put(KEY, result, files)
-        assert cache.get(KEY) == result
-        assert blob(cache).read_bytes() == CONTENT
+        assert result == cache.get(KEY)
+        assert CONTENT == blob(cache).read_bytes()
 
 
 def test_folders_come_back(cache: DiskCache, tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_folders_come_back(cache: DiskCache, tmp_path: Path) -> None:
     result = ActionResult(plain.files, ("out",))
     cache.put(KEY, result, files)
 
-    assert cache.get(KEY) == result
-    assert cache.verify().dropped == ()
+    assert result == cache.get(KEY)
+    assert () == cache.verify().dropped
 
 
 def test_working_directory(cache: DiskCache, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_working_directory(cache: DiskCache, tmp_path: Path) -> None:
     result, files = made(tmp_path / "root", {"work/a": b"1", "b": b"2"})
     cache.put(KEY, result, files, (), "work")
 
-    assert cache.get(KEY, "work") == result
+    assert result == cache.get(KEY, "work")
     assert b"../b" in entry(cache).read_bytes()
 
 
@@ -171,7 +171,7 @@ def test_files_with_another_name_are_not_touched(cache: DiskCache, tmp_path: Pat
     assert stored
     assert (before.st_mode, before.st_mtime_ns) == (source.stat().st_mode, source.stat().st_mtime_ns)
     assert not os.path.samefile(source, blob(cache))
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
 
 
 def test_output_that_is_a_link(cache: DiskCache, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_output_that_is_a_link(cache: DiskCache, tmp_path: Path) -> None:
     result = ActionResult((OutputFile("out", DIGEST, False),))
 
     assert cache.put(KEY, result, {"out": str(tmp_path / "out")})
-    assert blob(cache).read_bytes() == CONTENT
+    assert CONTENT == blob(cache).read_bytes()
     assert not blob(cache).is_symlink()
     assert before.st_mode == source.stat().st_mode
 
@@ -203,7 +203,7 @@ def test_file_that_changed_after_it_was_hashed(cache: DiskCache, tmp_path: Path)
 @pytest.mark.parametrize("content", [b"", b"\0", b"garbage", b"\x12\x7f", os.urandom(100)])
 def test_garbage_entry(cache: DiskCache, result: ActionResult, content: bytes) -> None:
     """An entry that cannot be read is a miss and goes; the next run stores it anew."""
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
     entry(cache).write_bytes(content)
 
     assert cache.get(KEY) is None
@@ -226,7 +226,7 @@ def test_missing_blob(cache: DiskCache, result: ActionResult, tmp_path: Path) ->
     cache.put(KEY, again, files)
 
     assert missed is None
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
 
 
 def test_missing_tree(cache: DiskCache, tmp_path: Path) -> None:
@@ -246,10 +246,10 @@ def test_edited_output_is_never_served(cache: DiskCache, result: ActionResult, t
     shared = os.path.samefile(tmp_path / "out", blob(cache))
     served = cache.get(KEY)
 
-    assert (served is None) == shared
+    assert shared == (served is None)
     assert blob(cache).exists() != shared
     assert cache.place(DIGEST, False, str(tmp_path / "other")) != shared
-    assert len(result.files) == 1
+    assert 1 == len(result.files)
 
 
 def test_broken_blob_is_dropped(cache: DiskCache, result: ActionResult, tmp_path: Path) -> None:
@@ -260,14 +260,14 @@ def test_broken_blob_is_dropped(cache: DiskCache, result: ActionResult, tmp_path
     assert not blob(cache).exists()
     assert not (tmp_path / "out").exists()
     assert cache.get(KEY) is None
-    assert len(result.files) == 1
+    assert 1 == len(result.files)
 
 
 def test_touched_blob_is_sealed_again(cache: DiskCache, result: ActionResult) -> None:
     """A blob whose time changed (Bazel touches what it reads) is hashed, found right, and sealed again."""
     os.utime(blob(cache))
 
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
     assert is_sealed(blob(cache).stat(), DIGEST)
 
 
@@ -277,9 +277,9 @@ def test_empty_blob_need_not_be_there(cache: DiskCache, tmp_path: Path) -> None:
     result = ActionResult((OutputFile("empty", EMPTY, False),))
     entry(cache).write_bytes(reapi.encode_result(result).content)
 
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
     assert cache.place(EMPTY, False, str(tmp_path / "out"))
-    assert (tmp_path / "out").read_bytes() == b""
+    assert b"" == (tmp_path / "out").read_bytes()
 
 
 def test_executable_and_not(cache: DiskCache, tmp_path: Path) -> None:
@@ -291,14 +291,14 @@ def test_executable_and_not(cache: DiskCache, tmp_path: Path) -> None:
         cache.place(file.digest, file.executable, str(tmp_path / file.path))
         modes.append((tmp_path / file.path).stat().st_mode & 0o777)
 
-    assert modes == [0o444, 0o555]
+    assert [0o444, 0o555] == modes
 
 
 def test_use_is_noted(cache: DiskCache, result: ActionResult) -> None:
     """An entry that is of use is younger afterwards, so that what is old is what nobody needs."""
     os.utime(entry(cache), (0, 0))
 
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
     assert entry(cache).stat().st_mtime > 0
 
 
@@ -314,11 +314,11 @@ def test_verify(cache: DiskCache, result: ActionResult, tmp_path: Path) -> None:
     (Path(cache.folder) / "cas" / "README").write_text("not ours")
     report = cache.verify()
 
-    assert sorted(report.dropped) == sorted(str(path) for path in (blob(cache), entry(cache), garbage))
-    assert (report.entries, report.blobs, report.size) == (1, 1, 5)
-    assert cache.get(OTHER) == other
+    assert sorted(str(path) for path in (blob(cache), entry(cache), garbage)) == sorted(report.dropped)
+    assert (1, 1, 5) == (report.entries, report.blobs, report.size)
+    assert other == cache.get(OTHER)
     assert cache.get(KEY) is None
-    assert len(result.files) == 1
+    assert 1 == len(result.files)
 
 
 def test_verify_notices_what_a_seal_cannot(cache: DiskCache, result: ActionResult) -> None:
@@ -328,7 +328,7 @@ def test_verify_notices_what_a_seal_cannot(cache: DiskCache, result: ActionResul
     os.utime(blob(cache), ns=(seal.st_atime_ns, seal.st_mtime_ns))
 
     assert str(blob(cache)) in cache.verify().dropped
-    assert len(result.files) == 1
+    assert 1 == len(result.files)
 
 
 def test_old_temporary_files_go(cache: DiskCache) -> None:
@@ -338,7 +338,7 @@ def test_old_temporary_files_go(cache: DiskCache) -> None:
     os.utime(Path(cache.folder, "tmp", "old"), (0, time.time() - 2 * 24 * 3600))
     DiskCache(cache.folder, Placer())
 
-    assert os.listdir(Path(cache.folder, "tmp")) == ["new"]
+    assert ["new"] == os.listdir(Path(cache.folder, "tmp"))
 
 
 def test_folder_that_is_a_file(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_unreadable_entries_of_somebody_else(cache: DiskCache, result: ActionRes
     blob(cache).parent.chmod(0o700)
     without_folder = as_nobody(lambda: cache.get(KEY) is None)
 
-    assert (readable, without_blob, without_entry, without_folder) == (True, True, True, True)
+    assert (True, True, True, True) == (readable, without_blob, without_entry, without_folder)
 
 
 def test_failing_put_says_why(cache: DiskCache, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_failing_put_says_why(cache: DiskCache, tmp_path: Path) -> None:
 
     assert not stored
     assert "cas" in stored.reason
-    assert Path(files["module.o"]).read_bytes() == CONTENT
+    assert CONTENT == Path(files["module.o"]).read_bytes()
     assert cache.get(KEY) is None
 
 
@@ -425,7 +425,7 @@ def test_full_disk(tmp_path: Path) -> None:
     )
 
     assert ran.stdout.startswith("False File too large: ")
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+    assert [] == [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
 def test_trouble_at_the_target_is_not_the_caches(cache: DiskCache, result: ActionResult) -> None:
@@ -433,7 +433,7 @@ def test_trouble_at_the_target_is_not_the_caches(cache: DiskCache, result: Actio
     with pytest.raises(OSError, match="/proc"):
         cache.place(DIGEST, False, "/proc/out/file")
 
-    assert cache.get(KEY) == result
+    assert result == cache.get(KEY)
 
 
 def test_many_threads_and_processes(tmp_path: Path) -> None:
@@ -474,8 +474,8 @@ def test_many_threads_and_processes(tmp_path: Path) -> None:
     codes = [worker.wait(300) for worker in workers]
     report = DiskCache(str(tmp_path / "cache"), Placer()).verify()
 
-    assert codes == [0, 0, 0]
-    assert (report.entries, report.blobs, report.dropped) == (7, 14, ())
+    assert [0, 0, 0] == codes
+    assert (7, 14, ()) == (report.entries, report.blobs, report.dropped)
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
     assert keys
     assert None not in [cache.get(key) for key in keys]
-    assert cache.verify().dropped == ()
+    assert () == cache.verify().dropped
 
 
 class MemoryCache:
@@ -570,18 +570,18 @@ def test_layered_put_reaches_all(cache: DiskCache, tmp_path: Path) -> None:
     stored = both.put(KEY, result, files, iter([b"message"]))
 
     assert stored
-    assert (cache.get(KEY), far.get(KEY)) == (result, result)
-    assert (cache.read(DIGEST), far.read(DIGEST)) == (CONTENT, CONTENT)
+    assert (result, result) == (cache.get(KEY), far.get(KEY))
+    assert (CONTENT, CONTENT) == (cache.read(DIGEST), far.read(DIGEST))
     assert cache.read(digests.of_bytes(b"message")) == far.read(digests.of_bytes(b"message")) == b"message"
-    assert both.name == "disk+far"
+    assert "disk+far" == both.name
 
 
 def test_layered_asks_the_near_one_first(cache: DiskCache, result: ActionResult, tmp_path: Path) -> None:
     """What is near is not asked for far away."""
     far = MemoryCache("far")
 
-    assert layered(tmp_path, cache, far).find(KEY) == (result, "disk")
-    assert far.asked == []
+    assert (result, "disk") == layered(tmp_path, cache, far).find(KEY)
+    assert [] == far.asked
 
 
 def test_layered_fills_the_nearer(cache: DiskCache, tmp_path: Path) -> None:
@@ -593,12 +593,12 @@ def test_layered_fills_the_nearer(cache: DiskCache, tmp_path: Path) -> None:
     scratch.mkdir()
     both = layered(scratch, cache, far)
 
-    assert both.find(KEY) == (result, "far")
-    assert both.find(KEY) == (result, "disk")
+    assert (result, "far") == both.find(KEY)
+    assert (result, "disk") == both.find(KEY)
     assert both.place(DIGEST, False, str(tmp_path / "out"))
     assert os.path.samefile(tmp_path / "out", blob(cache)) or is_sealed((tmp_path / "out").stat(), DIGEST)
     assert os.access(blob(cache, digests.of_bytes(b"#!")), os.X_OK)
-    assert os.listdir(scratch) == []
+    assert [] == os.listdir(scratch)
 
 
 def test_layered_hit_without_content_is_a_miss(cache: DiskCache, tmp_path: Path) -> None:
@@ -620,9 +620,9 @@ def test_layered_near_one_that_takes_nothing(cache: DiskCache, tmp_path: Path) -
     Path(cache.folder, "cas").write_bytes(b"in the way")
     both = layered(tmp_path, cache, far)
 
-    assert both.find(KEY) == (result, "far")
+    assert (result, "far") == both.find(KEY)
     assert both.place(DIGEST, False, str(tmp_path / "out"))
-    assert both.read(DIGEST) == CONTENT
+    assert CONTENT == both.read(DIGEST)
     assert both.read(OTHER) is None
     assert not both.put(OTHER, result, files)
 
@@ -649,6 +649,6 @@ def test_threads_share_one_object(cache: DiskCache, result: ActionResult, tmp_pa
     for thread in threads:
         thread.join()
 
-    assert placed == [True] * 8
-    assert len(os.listdir(tmp_path / "out")) == 8
-    assert len(result.files) == 1
+    assert [True] * 8 == placed
+    assert 8 == len(os.listdir(tmp_path / "out"))
+    assert 1 == len(result.files)

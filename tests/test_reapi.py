@@ -54,23 +54,23 @@ def test_golden_key() -> None:
     """Command, input root and Action have the bytes that another implementation of the specification gives."""
     made = key()
 
-    assert made.digest == Digest("f5a2d14142b8b36bdeb15dadb9b8cef3c9462f72d9917b1c56c92150acd3755f", 185)
-    assert digests.of_bytes(made.command) == Digest(
-        "3a01b96f3e32455f9ba3d37f911183fa64bba0996387c0d64b64268e34010a12", 126
+    assert Digest("f5a2d14142b8b36bdeb15dadb9b8cef3c9462f72d9917b1c56c92150acd3755f", 185) == made.digest
+    assert Digest("3a01b96f3e32455f9ba3d37f911183fa64bba0996387c0d64b64268e34010a12", 126) == digests.of_bytes(
+        made.command
     )
-    assert digests.of_bytes(made.directories[0]) == Digest(
-        "752f273fa18b323e8caecdd22567b909d759185382ca19cf785a441ac24513e9", 400
+    assert Digest("752f273fa18b323e8caecdd22567b909d759185382ca19cf785a441ac24513e9", 400) == digests.of_bytes(
+        made.directories[0]
     )
-    assert made.digest == digests.of_bytes(made.action)
-    assert len(made.directories) == 5  # root, inc, external, external/hidet, work
+    assert digests.of_bytes(made.action) == made.digest
+    assert 5 == len(made.directories)  # root, inc, external, external/hidet, work
 
 
 def test_golden_small_key() -> None:
     """Defaults are left out: no platform, no salt, no inputs."""
     made = action_key(["true"], {}, [], "", [], [], b"")
 
-    assert made.digest == Digest("054435d0a7573cc13cb737477406ab0e34801a7563531631746e21edead1a3e8", 138)
-    assert made.directories == (b"",)
+    assert Digest("054435d0a7573cc13cb737477406ab0e34801a7563531631746e21edead1a3e8", 138) == made.digest
+    assert (b"",) == made.directories
 
 
 def test_order_does_not_matter() -> None:
@@ -82,7 +82,7 @@ def test_order_does_not_matter() -> None:
         platform_properties=[("ISA", "x86-64"), ("OSFamily", "linux")],
     )
 
-    assert made == key()
+    assert key() == made
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_names_sort_by_their_bytes() -> None:
     command = MESSAGES["Command"].FromString(made.command)
     expected = sorted(names, key=lambda name: name.encode())
 
-    assert [node.name for node in root.files] == expected
-    assert list(command.output_paths) == expected
+    assert expected == [node.name for node in root.files]
+    assert expected == list(command.output_paths)
 
 
 def test_outputs_are_relative_to_the_working_directory() -> None:
     """An output beside the working directory is reached through its parent."""
     made = action_key([], {}, ["a/b/c", "a/x", "y", "a/bc/d"], "a/b", [], [], b"")
 
-    assert list(MESSAGES["Command"].FromString(made.command).output_paths) == ["../../y", "../bc/d", "../x", "c"]
+    assert ["../../y", "../bc/d", "../x", "c"] == list(MESSAGES["Command"].FromString(made.command).output_paths)
 
 
 @given(st.lists(st.tuples(PATHS, DIGESTS, st.booleans()), max_size=8))
@@ -144,13 +144,13 @@ def test_input_root_holds_the_inputs(inputs: list[tuple[str, Digest, bool]]) -> 
             for node in message.files
         ]
         for names in ([node.name for node in message.files], [node.name for node in message.directories]):
-            assert names == sorted(set(names), key=str.encode)
+            assert sorted(set(names), key=str.encode) == names
         for node in message.directories:
             inner = by_digest[Digest(node.digest.hash, node.digest.size_bytes)]
             found += walk(inner, f"{path}{node.name}/")
         return found
 
-    assert sorted(walk(made.directories[0], "")) == sorted(set(inputs))
+    assert sorted(set(inputs)) == sorted(walk(made.directories[0], ""))
 
 
 @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "./a", "a/../b", "..", "a\0b"])
@@ -208,10 +208,10 @@ def test_directory_digest(tmp_path: Path) -> None:
     (linked / "a.py").symlink_to(plain / "a.py")
     digest, messages = before
 
-    assert reapi.directory_digest(str(plain)) == before
-    assert reapi.directory_digest(str(linked)) == before
-    assert digests.of_bytes(messages[0]) == digest
-    assert len(messages) == 3
+    assert before == reapi.directory_digest(str(plain))
+    assert before == reapi.directory_digest(str(linked))
+    assert digest == digests.of_bytes(messages[0])
+    assert 3 == len(messages)
 
     (plain / "inc" / "deep" / "y.h").write_bytes(b"int main() { }")
 
@@ -223,7 +223,7 @@ def test_directory_digest_fits_the_key(tmp_path: Path) -> None:
     (tmp_path / "x.h").write_bytes(b"#pragma once\n")
     digest, _ = reapi.directory_digest(str(tmp_path))
 
-    assert key(trees=[("external/hidet/include", digest)]) == key()
+    assert key() == key(trees=[("external/hidet/include", digest)])
 
 
 def test_folder_that_holds_itself(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_golden_result() -> None:
     """An ActionResult and its Tree have the bytes another implementation gives."""
     content, (tree,) = reapi.encode_result(GOLDEN_RESULT)
 
-    assert digests.of_bytes(content) == Digest("14458e35ee2069099b205066857e7dcd6c647d45ef8c108647f91f7328713f3b", 194)
-    assert digests.of_bytes(tree) == Digest("d2c1e47ae64ca79a7a23cecacbf83db93f5e38c32a3d3ac0232e33f4cacd091e", 232)
+    assert Digest("14458e35ee2069099b205066857e7dcd6c647d45ef8c108647f91f7328713f3b", 194) == digests.of_bytes(content)
+    assert Digest("d2c1e47ae64ca79a7a23cecacbf83db93f5e38c32a3d3ac0232e33f4cacd091e", 232) == digests.of_bytes(tree)
 
 
 def decode(encoded: reapi.EncodedResult, working_directory: str = "") -> ActionResult:
@@ -262,7 +262,7 @@ def decode(encoded: reapi.EncodedResult, working_directory: str = "") -> ActionR
 
 def test_result_comes_back() -> None:
     """The golden result is read as it was written."""
-    assert decode(reapi.encode_result(GOLDEN_RESULT)) == GOLDEN_RESULT
+    assert GOLDEN_RESULT == decode(reapi.encode_result(GOLDEN_RESULT))
 
 
 @st.composite
@@ -287,8 +287,8 @@ def test_results_come_back(result: ActionResult, working_directory: str) -> None
     """Every result survives encoding, from whatever folder the command was run."""
     encoded = reapi.encode_result(result, working_directory)
 
-    assert decode(encoded, working_directory) == result
-    assert encoded == reapi.encode_result(result, working_directory)
+    assert result == decode(encoded, working_directory)
+    assert reapi.encode_result(result, working_directory) == encoded
 
 
 def test_empty_results() -> None:
@@ -297,8 +297,8 @@ def test_empty_results() -> None:
     folder = ActionResult((), ("out",))
 
     assert reapi.encode_result(nothing).content != b""
-    assert decode(reapi.encode_result(nothing)) == nothing
-    assert decode(reapi.encode_result(folder)) == folder
+    assert nothing == decode(reapi.encode_result(nothing))
+    assert folder == decode(reapi.encode_result(folder))
 
 
 def test_long_output_is_shortened() -> None:
@@ -329,7 +329,7 @@ def test_output_kept_as_blobs() -> None:
     """Other tools keep long text as blobs, standard error apart."""
     content = foreign(stdout_digest=GOOD, stderr_raw=b" and more")
 
-    assert reapi.decode_result(content, {SOURCE: b"text"}.get).output == b"text and more"
+    assert b"text and more" == reapi.decode_result(content, {SOURCE: b"text"}.get).output
 
 
 def test_time_from_timestamps() -> None:
@@ -340,7 +340,7 @@ def test_time_from_timestamps() -> None:
         "execution_completed_timestamp": {"seconds": 12, "nanos": 0},
     }
 
-    assert reapi.decode_result(foreign(execution_metadata=metadata), nothing).seconds == 1.5
+    assert 1.5 == reapi.decode_result(foreign(execution_metadata=metadata), nothing).seconds
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_working_directory_does_not_open_the_root() -> None:
     inside = foreign(output_files=[{"path": "../a", "digest": GOOD}])
     outside = foreign(output_files=[{"path": "../../a", "digest": GOOD}])
 
-    assert reapi.decode_result(inside, nothing, "work").files == (OutputFile("a", SOURCE, False),)
+    assert (OutputFile("a", SOURCE, False),) == reapi.decode_result(inside, nothing, "work").files
     with pytest.raises(BadMessage):
         reapi.decode_result(outside, nothing, "work")
 
@@ -445,8 +445,8 @@ def test_references() -> None:
     """The blobs a result names itself: files outside folders, trees, text."""
     content, (tree,) = reapi.encode_result(GOLDEN_RESULT)
 
-    assert reapi.references(content) == (SOURCE, digests.of_bytes(tree))
-    assert reapi.references(foreign(stdout_digest=GOOD)) == (SOURCE,)
+    assert (SOURCE, digests.of_bytes(tree)) == reapi.references(content)
+    assert (SOURCE,) == reapi.references(foreign(stdout_digest=GOOD))
     with pytest.raises(BadMessage):
         reapi.references(b"")
 
@@ -465,7 +465,7 @@ def test_no_clash_with_other_stubs() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, text=True)
 
-    assert ran.stdout.strip() == action_key(["true"], {}, [], "", [], [], b"").digest.hash
+    assert action_key(["true"], {}, [], "", [], [], b"").digest.hash == ran.stdout.strip()
 
 
 def test_same_key_with_every_protobuf_and_hash_seed() -> None:
@@ -487,4 +487,4 @@ def test_same_key_with_every_protobuf_and_hash_seed() -> None:
         for implementation in ("upb", "python")
     }
 
-    assert len(seen) == 1
+    assert 1 == len(seen)

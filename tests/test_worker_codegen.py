@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from worker_space import TARGET, StepSpace, hidet_folder, pool, space  # noqa: F401 - fixtures
+
+from tests.worker_space import TARGET, StepSpace, hidet_folder, pool, space  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.hidet
 
@@ -120,7 +121,7 @@ def compile_object(space: StepSpace, folder: str) -> None:  # noqa: F811
     external = space.root / folder / "external" / "hidet"
     external.mkdir(parents=True)
     (external / "include").symlink_to(os.path.join(hidet_folder(), "include"))
-    flags = "-O3 -mavx2 -m64 -ffast-math -march=x86-64-v3 -fPIC -fopenmp".split()
+    flags = ["-O3", "-mavx2", "-m64", "-ffast-math", "-march=x86-64-v3", "-fPIC", "-fopenmp"]
     command = ["g++", "-c", *flags, "@compile.args", "module.cc", "-o", "module.o"]
     subprocess.run(command, cwd=space.root / folder, check=True)
 
@@ -353,7 +354,9 @@ def test_cuda_is_generated_without_a_device(space: StepSpace) -> None:  # noqa: 
         }
     )
     target = ["--target", "cuda --arch=sm_90a --cpu_arch=x86-64-v3"]
-    lowered = space.run("lower", "--src", "kernels/add.py", "--entry", "add", "--args", '{"n": 4}', *target, "--out", "l")
+    lowered = space.run(
+        "lower", "--src", "kernels/add.py", "--entry", "add", "--args", '{"n": 4}', *target, "--out", "l"
+    )
     generated = space.run("codegen", *target, "l/0.pickle", "--out", "g")
 
     assert (lowered.output, generated.output) == (b"", b"")
@@ -397,7 +400,10 @@ def test_same_declaration_same_bytes_in_every_process(space: StepSpace, entry: s
     space.write({"kernels/operators.py": OPERATORS})
     results = []
     for seed in ("0", "1", "42", "7", "random", "worker"):
-        lower, generate = [*words, "--out", "lowered"], ["codegen", "--target", TARGET, "lowered/0.pickle", "--out", "g"]
+        lower, generate = (
+            [*words, "--out", "lowered"],
+            ["codegen", "--target", TARGET, "lowered/0.pickle", "--out", "g"],
+        )
         if seed == "worker":
             codes = [space.run(*step).exit_code for step in (lower, generate)]
         else:

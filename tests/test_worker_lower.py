@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from worker_space import TARGET, StepSpace, pool, space  # noqa: F401 - fixtures
+
+from tests.worker_space import TARGET, StepSpace, pool, space  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.hidet
 
@@ -215,7 +216,7 @@ def test_source_in_another_encoding(space: StepSpace) -> None:  # noqa: F811
     _, failure = space.failure("main.py", "kernel")
     space.write({"named.py": SOURCE})
     content = (space.root / "named.py").read_bytes()
-    (space.root / "named.py").write_bytes("# -*- coding: latin-1 -*- \xe9\n".encode("latin-1") + content)
+    (space.root / "named.py").write_bytes("# -*- coding: latin-1 -*-\n# \xe9\n".encode("latin-1") + content)
     space.lowered("named.py", "script")
 
     assert failure.message == "main.py is not UTF-8, and has no line that names its encoding"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from worker_space import StepSpace, pool, space  # noqa: F401 - fixtures
 
 from hidet_build.worker.sources import Sources, module_name
+from tests.worker_space import StepSpace, pool, space  # noqa: F401 - fixtures
 
 # What every test's source ends with: a module that can be lowered, once the imports before it went well.
 KERNEL = """
@@ -94,7 +94,8 @@ class TestDeclared:
             {
                 "a/b/deep.py": "VALUE = 4\n",
                 "a/middle.py": "def value():\n    from .b.deep import VALUE\n    return VALUE\n",
-                "kernels/main.py": KERNEL + "\n\ndef late():\n    from a.middle import value\n    return kernel(value())\n",
+                "kernels/main.py": KERNEL
+                + "\n\ndef late():\n    from a.middle import value\n    return kernel(value())\n",
             }
         )
         space.lowered("kernels/main.py", "late")
@@ -159,7 +160,9 @@ class TestDeclared:
 
     def test_source_in_the_root(self, space: StepSpace) -> None:  # noqa: F811
         """A kernel in the root package imports its neighbours plainly and relatively."""
-        space.write({"main.py": f"import tiles\nfrom . import tiles as same\nassert tiles is same\n{KERNEL}", "tiles.py": ""})
+        space.write(
+            {"main.py": f"import tiles\nfrom . import tiles as same\nassert tiles is same\n{KERNEL}", "tiles.py": ""}
+        )
         space.lowered("main.py", "kernel")
 
     def test_requires_allows_a_distribution(self, space: StepSpace) -> None:  # noqa: F811
@@ -169,7 +172,12 @@ class TestDeclared:
         text, failure = space.failure("main.py", "kernel")
         _, missing = space.failure("main.py", "kernel", "--requires", "no-such-distribution")
 
-        assert (failure.kind, failure.subject, failure.file, failure.line) == ("undeclared-import", "yaml", "main.py", 1)
+        assert (failure.kind, failure.subject, failure.file, failure.line) == (
+            "undeclared-import",
+            "yaml",
+            "main.py",
+            1,
+        )
         assert "main.py:1 in <module>" in text
         assert "no such distribution is installed" in missing.message
 
@@ -183,6 +191,13 @@ class TestDeclared:
             }
         )
         space.lowered("kernels/main.py", "kernel")
+
+    def test_kernel_that_changes_the_folder(self, space: StepSpace) -> None:  # noqa: F811
+        """Wherever the kernel goes, the output is where the step was asked to put it."""
+        space.write({"kernels/main.py": f"import os\nos.chdir('kernels')\n{KERNEL}"})
+        space.lowered("kernels/main.py", "kernel")
+
+        assert (space.root / "lowered" / "0.pickle").exists()
 
     def test_nothing_is_left_behind(self, space: StepSpace) -> None:  # noqa: F811
         """No bytecode, no configuration, no temporary file."""
@@ -201,9 +216,8 @@ class TestDeclared:
 
     def test_optional_import_is_absent(self, space: StepSpace) -> None:  # noqa: F811
         """`try: import x` of something undeclared sees no such module, though it is installed."""
-        space.write(
-            {"main.py": f"try:\n    import yaml\nexcept ModuleNotFoundError:\n    yaml = None\nassert yaml is None\n{KERNEL}"}
-        )
+        optional = "try:\n    import yaml\nexcept ModuleNotFoundError:\n    yaml = None\nassert yaml is None\n"
+        space.write({"main.py": optional + KERNEL})
         space.lowered("main.py", "kernel")
 
 
@@ -261,8 +275,13 @@ class TestUndeclared:
         """A file elsewhere is refused, by an absolute path or by a way up."""
         secret = space.root.parent / "sizes.txt"
         secret.write_text("8")
-        for path in (str(secret), "../sizes.txt"):
-            space.write({"main.py": f"SIZE = int(open({path!r}).read())\n{KERNEL}"})
+        for path in (
+            repr(str(secret)),
+            "'../sizes.txt'",
+            f"pathlib.Path({str(secret)!r})",
+            f"{str(secret)!r}.encode()",
+        ):
+            space.write({"main.py": f"import pathlib, io; SIZE = int(io.FileIO({path}).read())\n{KERNEL}"})
             text, failure = space.failure("main.py", "kernel")
 
             assert (failure.kind, failure.subject) == ("undeclared-file", str(secret))
@@ -293,7 +312,8 @@ class TestUndeclared:
 
     def test_folders_and_objects_of_the_module(self, space: StepSpace) -> None:  # noqa: F811
         """An IRModule's include folders must be declared or hidet's; a declared one reaches compile.args."""
-        change = "\n\ndef changed(folder):\n    module = kernel()\n    module.include_dirs.append(folder)\n    return module\n"
+        change = "\n\ndef changed(folder):\n    module = kernel()\n"
+        change += "    module.include_dirs.append(folder)\n    return module\n"
         space.write({"kernels/main.py": KERNEL + change, "kernels/include/sizes.h": ""})
         _, failure = space.failure("kernels/main.py", "changed", folder="/opt/include")
         space.lowered("kernels/main.py", "changed", folder="kernels/include")

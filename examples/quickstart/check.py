@@ -21,14 +21,14 @@ def main() -> int:
 def check_saxpy(random: np.random.Generator) -> bool:
     x, y = random.standard_normal((2, 1000), dtype=np.float32)
     expected = 2.5 * x + y
-    # torch.from_numpy copies nothing: the kernel writes into y.
+    # torch.from_numpy copies nothing, so the kernel writes into y.
     load_compiled_module(str(BUILT / "saxpy"))["saxpy"](x.size, 2.5, torch.from_numpy(x), torch.from_numpy(y))
     return agrees("saxpy", expected, y)
 
 
 def check_matmul(random: np.random.Generator) -> bool:
     a, b = random.standard_normal((128, 64), dtype=np.float32), random.standard_normal((64, 96), dtype=np.float32)
-    c = np.empty((128, 96), np.float32)
+    c = np.zeros((128, 96), np.float32)
     load_compiled_module(str(BUILT / "matmul"))["matmul"](*map(torch.from_numpy, (a, b, c)))
     return agrees("matmul", a @ b, c)
 

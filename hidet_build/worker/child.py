@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hidet_build.worker import distribution, failure, steps
 from hidet_build.worker.protocol import StepExit
@@ -30,6 +30,7 @@ def perform(argv: Sequence[str], modules: frozenset[str] | None = None) -> StepE
     except steps.UsageFailure as error:
         print(error, file=sys.stderr)
         return StepExit.USAGE
+    root = os.getcwd()
     temporary = make_private()
     try:
         if modules is None:
@@ -44,7 +45,7 @@ def perform(argv: Sequence[str], modules: frozenset[str] | None = None) -> StepE
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may raise anything, SystemExit too
-            return _report(error, sources, temporary)
+            return _report(error, sources, failure.cleaner(root, temporary))
         return StepExit.OK
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -83,11 +84,11 @@ def _refusal(error: Exception) -> str:
     return f"hidet cannot be imported by {sys.executable}: {type(error).__name__}: {summary}"
 
 
-def _report(error: BaseException, sources: Sources, temporary: str) -> StepExit:
+def _report(error: BaseException, sources: Sources, clean: Callable[[str], str]) -> StepExit:
     """Print what went wrong: a bug of ours with all its frames, anything else short and with a line for programs."""
     sys.stdout.flush()
     if isinstance(error, MemoryError) or failure.blames_user(error, sources.paths):
-        text, described = failure.describe(error, sources.paths, failure.cleaner(os.getcwd(), temporary))
+        text, described = failure.describe(error, sources.paths, clean)
         print(text, file=sys.stderr)
         print(described.as_line(), file=sys.stderr)
         return StepExit.USER

@@ -15,7 +15,7 @@ from hidet_build.worker.failure import UndeclaredFile
 
 # Part of the machine, like the compiler and the kernel: what is here is not the workspace's.
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev", "/sys", "/nix/store", "/gnu/store")
-_FILE_EVENTS = ("open", "os.listdir", "os.scandir")
+_FILE_EVENTS = ("open", "os.listdir", "os.scandir", "ctypes.dlopen")
 _PROGRAM_EVENTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system")
 
 
@@ -42,8 +42,10 @@ def _hook(folders: tuple[str, ...], listable: frozenset[str]) -> Callable[[str, 
         if event == "socket.connect":
             raise UndeclaredFile(str(arguments[1]), f"the kernel opens a connection: {arguments[1]}")
         path = arguments[0]
-        if not isinstance(path, (str, bytes)):
-            return  # a descriptor that is open already
+        if path is None or isinstance(path, int):
+            return  # the current folder, or a descriptor that is open already
+        if event == "ctypes.dlopen" and "/" not in fsdecode(path):
+            return  # looked for where the system has its libraries
         full = normpath(join(getcwd(), fsdecode(path)))
         if full.startswith(folders) or full + "/" in folders or full in listable:
             return

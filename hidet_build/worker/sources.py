@@ -107,6 +107,10 @@ class ImportControl(MetaPathFinder):
         sys.meta_path.insert(0, self)
         builtins.__import__ = self._checked_import
 
+    def relax(self) -> None:
+        """The kernel's code has run: import statements are as fast as ever. hidet has thousands in its functions."""
+        builtins.__import__ = self._import
+
     def load(self, path: str) -> ModuleType:
         """Execute the source `path`, or give its module when that is done already."""
         return importlib.import_module(module_name(path))

@@ -94,10 +94,13 @@ def lower(arguments: argparse.Namespace, sources: Sources, modules: frozenset[st
     allowed = modules | distribution.modules_of(arguments.requires)
     control = ImportControl(sources, [os.path.dirname(path), *arguments.imports], allowed)
     control.install()
-    guard.install(os.getcwd(), temporary, allowed)
+    root = os.getcwd()
+    guard.install(root, temporary, allowed)
     source = control.load(path)
     kind = hidet_tools.kind_of(arguments.target)
     declared = entry.modules(source, path, arguments.entry, arguments.args, kind, temporary)
+    control.relax()
+    os.chdir(root)  # wherever the kernel went
     os.makedirs(arguments.out, exist_ok=True)
     listed = []
     for number, module in enumerate(declared):

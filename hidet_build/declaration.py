@@ -1,0 +1,82 @@
+"""From a request to a plan: select, load, analyze. Knows everything before anything runs; runs nothing itself.
+
+Imported only where no saved plan will do: it brings yaml and networkx.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from hidet_build.action import Action
+from hidet_build.advice import Adviser
+from hidet_build.analysis import analyze
+from hidet_build.errors import Location
+from hidet_build.graph import action_graph, load
+from hidet_build.label import parse_pattern
+from hidet_build.loader import Loader
+from hidet_build.plan import YOUNG, Evidence, Plan, Wanted, listing, mark
+from hidet_build.platform import Platform, parse_target
+from hidet_build.request import Request
+from hidet_build.ruleset import built_in_folder
+from hidet_build.selection import select
+from hidet_build.toolchain import Toolchains
+from hidet_build.workspace import Workspace
+
+_TICK_NS = 100_000_000  # the clock of a file system may be that much behind ours
+
+
+def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
+    """The plan of a request; raises all errors of the first phase that has some."""
+    began = time.time_ns()
+    workspace = Workspace(request.root, request.output_base, request.symlink_prefix)
+    loader = Loader(workspace)
+    settings = loader.settings()
+    text, origin = (request.platform, None) if request.platform else (settings.platform, settings.location)
+    platform = toolchains.resolve(parse_target(text or "cpu", origin), origin)
+    patterns = [parse_pattern(one, request.package) for one in request.patterns]
+    selection = select(patterns, loader.package, workspace, platform, keep_going)
+    graph = load([(label, None) for label in selection.labels], loader.package, workspace, platform)
+
+    def resolve(target: str, location: Location) -> Platform:
+        return toolchains.resolve(parse_target(target, location), location)
+
+    analysis = analyze(graph, platform, resolve, built_in_folder())
+    steps = tuple(step for declared in analysis.steps.values() for step in declared)
+    action_graph(steps)
+    wanted = []
+    for label in selection.labels:
+        info = analysis.default(label)
+        wanted.append(Wanted(label, info.files, info.folder))
+    return Plan(
+        platform, tuple(wanted), steps, _evidence(loader, workspace, began), selection.skipped, tuple(selection.errors)
+    )
+
+
+def advise(request: Request, action: Action, output: bytes) -> str | None:
+    """What to add to a BUILD.yaml so that a failed action finds what it missed, or None."""
+    workspace = Workspace(request.root, request.output_base, request.symlink_prefix)
+    return Adviser(workspace, Loader(workspace).package).advise(action, output)
+
+
+def _evidence(loader: Loader, workspace: Workspace, began: int) -> Evidence:
+    """What was read since `began`; what changed since then is noted so that it never holds."""
+    read = {workspace.absolute(path) for path in (*loader.files(), *workspace.looked_into())}
+    marks = {path: mark(path) for path in sorted({*read, *_own_sources()})}
+    young = {path for path, seen in marks.items() if seen and max(seen[:2]) > began - _TICK_NS}
+    folders = tuple((workspace.absolute(folder), listing(workspace.absolute(folder))) for folder in workspace.listed())
+    # Listed again after that: what is there now and was not when we looked, or the other way round, is no evidence.
+    again = Workspace(workspace.root, workspace.output_base, workspace.symlink_prefix)
+    if any(workspace.listing(folder) != again.listing(folder) for folder in workspace.listed()):
+        young.update(marks)
+    return Evidence(tuple((path, YOUNG if path in young else seen) for path, seen in marks.items()), folders)
+
+
+def _own_sources() -> Iterator[str]:
+    """Our own files: another version of this program plans anew."""
+    for top in (os.path.dirname(os.path.abspath(__file__)), built_in_folder()):
+        for folder, _, names in os.walk(top):
+            yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
+    yield sys.executable

@@ -1,0 +1,23 @@
+"""What the user asked for, as the command line says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to build and where."""
+
+    root: str  # the workspace
+    package: str  # the package (or folder) the command was typed in
+    patterns: tuple[str, ...]
+    output_base: str
+    disk_cache: str  # the folder of the store; "" keeps one in the output base
+    user_cache: str  # where findings about this machine are remembered
+    platform: str = ""  # a hidet target string; "" is the workspace's
+    symlink_prefix: str = "hidet-"
+    lock_timeout: float | None = None  # seconds; None waits as long as it takes
+    block_for_lock: bool = True
+    nobuild: bool = False
+    arguments: tuple[str, ...] = ()  # the command line as typed, for the next null build

@@ -1,0 +1,1 @@
+from .tiles import SIZE

@@ -1,0 +1,3 @@
+SIZE = 1
+
+raise ValueError("no such size")

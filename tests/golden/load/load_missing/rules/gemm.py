@@ -1,0 +1,5 @@
+from hidet_build.rule import rule
+
+
+@rule()
+def gemm(ctx): ...

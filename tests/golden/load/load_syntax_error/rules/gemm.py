@@ -1,0 +1,2 @@
+def gemm(ctx)
+    return []
