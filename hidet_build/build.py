@@ -19,7 +19,7 @@ from hidet_build.action import Action, Artifact
 from hidet_build.cache.disk import DiskCache
 from hidet_build.engine import Engine, Options, Result
 from hidet_build.errors import BuildError, EnvironmentFailure, ExitCode
-from hidet_build.execution import Layout
+from hidet_build.execution import Layout, is_output_link, link_path
 from hidet_build.files import Placer, seal_time_ns
 from hidet_build.local import LocalRunner
 from hidet_build.lock import KeyLocks
@@ -31,7 +31,11 @@ from hidet_build.state import State
 from hidet_build.toolchain import Toolchains
 from hidet_build.worker.pool import WorkerPool
 
-_CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by hidet-build; see https://bford.info/cachedir/\n"
+# Files that a build puts into its output folder: keep git away from it, and backups.
+MARKERS = {
+    ".gitignore": "*\n",
+    "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# Made by hidet-build; see https://bford.info/cachedir/\n",
+}
 _SHOWN = 3  # requests of more targets than this do not list what was made
 
 
@@ -62,7 +66,8 @@ def build(
     if request.nobuild:
         for error in plan.errors:
             reporter.error(error)
-        return Summary({}, time.monotonic() - started, len(plan.wanted)), _exit_code(plan.errors)
+        summary = Summary({}, time.monotonic() - started, len(plan.wanted), only_analyzed=True)
+        return summary, _exit_code(plan.errors)
     return _carry_out(plan, identity, request, options, layout, toolchains, processes, reporter, started)
 
 
@@ -84,7 +89,7 @@ def _carry_out(
         reporter.message(f"{plan.skipped} targets are not for {plan.platform.name} and were skipped")
     reporter.build_started(0)
     state = State(layout.state, request.root)
-    with contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
+    with processes.watching(), contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
         engine = _engine(request, options, layout, state, toolchains, processes, workers, reporter)
         result = engine.build(plan.steps, (file for target in plan.wanted for file in target.files))
     if not plan.errors:
@@ -183,10 +188,10 @@ def _engine(
 
 
 def _prepare_folders(request: Request, layout: Layout) -> None:
-    """Make the output folder, and the file that keeps git away from it."""
+    """Make the output folder and the files that mark it."""
     try:
         os.makedirs(layout.state, exist_ok=True)
-        for name, content in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _CACHE_TAG)):
+        for name, content in MARKERS.items():
             path = os.path.join(request.output_base, name)
             if not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
@@ -200,23 +205,18 @@ def _prepare_folders(request: Request, layout: Layout) -> None:
 
 def _link(request: Request, layout: Layout, plan: Plan) -> None:
     """Point `hidet-bin` to the outputs of this platform; a workspace we may not write to does without."""
-    link = _link_path(request)
+    link = link_path(request.root, request.symlink_prefix)
     if not link:
         return
     target = os.path.join(layout.output_base, plan.platform.name)
     if target.startswith(request.root + os.sep):
         target = os.path.relpath(target, os.path.dirname(link))
     with contextlib.suppress(OSError):
-        if os.path.lexists(link) and (not os.path.islink(link) or os.readlink(link) == target):
+        if os.path.lexists(link) and (not is_output_link(link) or os.readlink(link) == target):
             return
         temporary = f"{link}.{os.getpid()}"
         os.symlink(target, temporary)
         os.replace(temporary, link)
-
-
-def _link_path(request: Request) -> str:
-    """Where the link to the outputs goes; nowhere for the prefix `/`."""
-    return "" if request.symlink_prefix in ("", "/") else os.path.join(request.root, request.symlink_prefix + "bin")
 
 
 def _summary(result: Result, engine: Engine, plan: Plan, started: float) -> Summary:
@@ -241,7 +241,7 @@ def _described(request: Request, layout: Layout, plan: Plan) -> Iterator[str]:
 def _shown(request: Request, layout: Layout, plan: Plan, artifact: Artifact) -> str:
     """The path of an output as short as it can be typed from where the command was typed."""
     path = layout.path(artifact)
-    link = _link_path(request)
+    link = link_path(request.root, request.symlink_prefix)
     if link and artifact.platform == plan.platform.name and os.path.islink(link):
         path = os.path.join(link, artifact.path)
     here = os.getcwd()
@@ -264,7 +264,7 @@ def _save_snapshot(
         for name, (found, executable) in engine.contents().items()
     ]
     folders = [(path, None, list(names)) for path, names in plan.evidence.folders]
-    link = _link_path(request)
+    link = link_path(request.root, request.symlink_prefix)
     links = [(link, os.readlink(link))] if os.path.islink(link) else []  # the lines name paths through it
     identity = quick.identity(request.arguments, request.root)
     snapshot = (identity, tuple(lines), len(plan.wanted), programs, list(files.items()), folders, outputs, links)

@@ -413,7 +413,7 @@ class Engine:
             self._threads.append(thread)
         self._set(work.node, _Phase.RUNNING)
         self._running[work.signature] = work
-        self._reporter.started(work.action, "worker" if work.action.tool == "hidet" else "local")
+        self._reporter.started(work.action, "worker" if work.action.tool.startswith("hidet") else "local")
         self._jobs.put(work)
 
     # ---- finishing
@@ -666,11 +666,14 @@ class Engine:
         os.rename(place.folder, kept)
         place = place.moved(kept)
         how = f"signal {ended.signal}" if ended.signal else f"exit code {ended.exit_code}"
+        said, _ = split_failure(ended.output)
+        detail = _excerpt(said, whole=self._options.verbose_failures)
+        hint = self._advise(action, ended.output)
         return ActionFailed(
             f"{action.owner}: {action.mnemonic} failed ({how})",
             location=action.location,
-            hint=self._advise(action, ended.output),
-            detail=_excerpt(split_failure(ended.output)[0], whole=self._options.verbose_failures),
+            hint=hint if hint and hint not in detail else None,
+            detail=detail,
             log=place.log,
             command=self._runner.command(action, work.toolchain, place),
         )

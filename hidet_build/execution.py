@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from hidet_build import digest
@@ -34,6 +35,19 @@ class Layout:
         if artifact.is_source:
             return os.path.join(self.root, artifact.path)
         return os.path.join(self.output_base, artifact.platform, artifact.path)
+
+
+def link_path(root: str, prefix: str) -> str:
+    """Where the link to the outputs goes in the workspace at `root`; empty where `prefix` says there is none."""
+    return "" if prefix in ("", "/") else os.path.join(root, prefix + "bin")
+
+
+def is_output_link(path: str) -> bool:
+    """Whether this is a link to outputs, of this output folder or another, and not somebody else's file or link."""
+    if not os.path.islink(path):
+        return False
+    target = os.path.join(os.path.dirname(path), os.readlink(path))
+    return not os.path.exists(target) or os.path.isdir(os.path.join(os.path.dirname(target), ".state"))
 
 
 class ExecutionRoot:
@@ -184,12 +198,14 @@ class ExecutionRoots:
         self._base = os.path.join(state, "exec")
         self._numbers = itertools.count()
         self._stack = contextlib.ExitStack()
+        self._lock = threading.Lock()
         self._folder = ""
 
     def new(self) -> ExecutionRoot:
-        """A new, empty one."""
-        if not self._folder:
-            self._open()
+        """A new, empty one. May be called from several threads."""
+        with self._lock:
+            if not self._folder:
+                self._open()
         place = ExecutionRoot(os.path.join(self._folder, str(next(self._numbers))))
         place.create()
         return place

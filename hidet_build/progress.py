@@ -36,6 +36,7 @@ class Summary:
     targets: int
     failed: tuple[str, ...] = ()  # labels of the targets that were not built
     interrupted: bool = False
+    only_analyzed: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -55,6 +56,8 @@ class Summary:
             return f"ERROR: {what}{': ' + named if named else ''}: {actions} {took}"
         if not self.targets:
             return f"INFO: nothing to build {took}"
+        if self.only_analyzed:
+            return f"INFO: {_plural(self.targets, 'target')} analyzed, nothing was run {took}"
         if not self.counts.get(Outcome.EXECUTED) and not self.counts.get(Outcome.CACHED):
             return f"INFO: {_plural(self.targets, 'target')} up to date {took}"
         return f"INFO: built {_plural(self.targets, 'target')}: {actions} {took}"

@@ -115,13 +115,20 @@ class Journal:
         while position + _FRAME.size <= len(content):
             length, check = _FRAME.unpack_from(content, position)
             payload = content[position + _FRAME.size : position + _FRAME.size + length]
-            if len(payload) != length or crc32(payload) != check:
+            # Zeros, which a power failure leaves at the end of a file, would pass for an empty frame.
+            if not length or len(payload) != length or crc32(payload) != check:
                 break
             name, value = marshal.loads(payload)
             self.entries[name] = value
             position += _FRAME.size + length
             self._frames += 1
         self._read += position
+
+
+def built_platforms(folder: str) -> set[str]:
+    """The names of the output folders beside the state folder that builds have filled."""
+    made = Journal(os.path.join(folder, "actions.v1")).entries
+    return {name.split("/")[1] for name in made if name.startswith("/")}
 
 
 class State:

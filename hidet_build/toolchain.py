@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from hidet_build import digest
@@ -32,7 +33,7 @@ Part = tuple[str, Fingerprint]
 Probe = Callable[[Sequence[str], Mapping[str, str]], tuple[int, bytes]]
 
 _SYSTEM_PATH = ("/usr/bin", "/bin")
-_NAMES = ("cxx", "binutils", "hidet", "command:NAME")
+_NAMES = ("cxx", "binutils", "hidet", "hidet+NAME", "command:NAME")
 _BINUTILS = ("nm", "ld", "objcopy", "sh")  # nm can write to a file only through a shell
 _TREES = {"hidet/include": "include", "hidet/lib": "lib"}
 # Programs that only stand in for a compiler. We pass them by: the store does their work, and their own caches are
@@ -127,7 +128,7 @@ class Toolchains:
         self._native_flags: tuple[str, ...] = ()
 
     def get(self, name: str, location: Location | None = None) -> Toolchain:
-        """The toolchain `cxx`, `binutils`, `hidet` or `command:NAME`.
+        """The toolchain `cxx`, `binutils`, `hidet`, `hidet+DISTRIBUTION` or `command:NAME`.
 
         EnvironmentFailure, at `location`, where this machine has none that works.
         """
@@ -177,6 +178,8 @@ class Toolchains:
             return self._find_binutils(location)
         if name == "hidet":
             return self._find_hidet(location)
+        if name.startswith("hidet+"):
+            return self._find_hidet_with(name, location)
         if name.startswith("command:") and name != "command:":
             return self._find_command(name, location)
         hint = did_you_mean(name, _NAMES) or f"there are {', '.join(_NAMES)}"
@@ -355,6 +358,47 @@ class Toolchains:
         others = {name: _package_folder(name, self._module_path) or "" for name in ("torch", "numpy")}
         key = ("hidet", sys.executable, folder, *others.values(), str(STEP_VERSION))
         return self._memo.recall(key, lambda: self._probe_hidet(folder, others))
+
+    def _find_hidet_with(self, name: str, location: Location | None) -> Toolchain:
+        """hidet and the distributions a kernel requires beside it: `hidet+einops+scipy`."""
+        hidet = self.get("hidet", location)
+        key = (name, sys.executable, hidet.identity, *sys.path)
+        return self._memo.recall(key, lambda: self._probe_hidet_with(name, hidet, location))
+
+    def _probe_hidet_with(self, name: str, hidet: Toolchain, location: Location | None) -> Toolchain:
+        from hidet_build.worker.distribution import installed  # importlib.metadata, for those who require something
+
+        found: dict[str, tuple[str, frozenset[str]]] = {}
+        for requirement in name.split("+")[1:]:
+            brought = installed(requirement)
+            if brought is None:
+                raise EnvironmentFailure(
+                    f"`requires` names {requirement!r}, which is not installed in {sys.executable}",
+                    location=location,
+                    hint=f"pip install {requirement}",
+                )
+            found.update(brought)
+        words = [hidet.version, *(f"{name} {version}" for name, (version, _) in sorted(found.items()))]
+        evidence = _Evidence(f"hidet {hidet.identity}", ", ".join(words))
+        evidence.watch(path for path, _ in hidet.parts)
+        for module in sorted({module for _, modules in found.values() for module in modules}):
+            self._add_module(module, evidence)
+        return evidence.toolchain(hidet.executables, hidet.path)
+
+    @staticmethod
+    def _add_module(name: str, evidence: _Evidence) -> None:
+        """Add the content of an importable top-level module, wherever it is installed."""
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            return
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            files, folders = _package_files(folder)
+            for file in files:
+                evidence.add(f"{name}/{os.path.relpath(file, folder)}", [file])
+            evidence.watch(folders)
+        if spec and not spec.submodule_search_locations and spec.origin and os.path.isfile(spec.origin):
+            evidence.add(name, [spec.origin])
 
     def _hidet_folder(self, location: Location | None) -> str:
         folder = _package_folder("hidet", self._module_path)

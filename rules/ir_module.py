@@ -82,7 +82,7 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
     files = dict.fromkeys([*info.sources, *attrs.data, *headers])
     ctx.action(
         "HidetLower",
-        tool="hidet",
+        tool="+".join(["hidet", *sorted(info.requires)]),
         arguments=[*arguments, "--out", "lowered"],
         inputs={file.path: file for file in files},
         outputs={"lowered": lowered},

@@ -45,6 +45,23 @@ def modules_of(requirements: Iterable[str]) -> frozenset[str]:
     return frozenset(module for found in _closure(wanted) for module in _top_level(found))
 
 
+def installed(requirement: str) -> dict[str, tuple[str, frozenset[str]]] | None:
+    """What a requirement brings beyond hidet's own closure: distributions with their versions and top-level modules.
+
+    None where it is not installed.
+    """
+    try:
+        distribution(_parse(requirement)[0])
+    except (PackageNotFoundError, ValueError):
+        return None
+    known = {found.metadata["Name"] for found in _closure(["hidet"])}
+    return {
+        found.metadata["Name"]: (found.version, frozenset(_top_level(found)))
+        for found in _closure([requirement])
+        if found.metadata["Name"] not in known
+    }
+
+
 def _closure(requirements: Iterable[str]) -> list[Distribution]:
     """The installed distributions among the requirements and, transitively, among theirs."""
     todo = [_parse(requirement) for requirement in requirements]

@@ -1,0 +1,2 @@
+def lookup(table, key):
+    return table[key]
