@@ -17,12 +17,13 @@ from hidet_build import plan as plans
 from hidet_build import quick
 from hidet_build.action import Action, Artifact
 from hidet_build.cache.disk import DiskCache
-from hidet_build.engine import Engine, Options, Result
+from hidet_build.engine import Engine, Result
 from hidet_build.errors import BuildError, EnvironmentFailure, ExitCode
 from hidet_build.execution import Layout, is_output_link, link_path
 from hidet_build.files import Placer, seal_time_ns
 from hidet_build.local import LocalRunner
 from hidet_build.lock import KeyLocks
+from hidet_build.performer import Notice, Options, Performer
 from hidet_build.plan import Plan, PlanStale
 from hidet_build.process import Processes
 from hidet_build.progress import Reporter, Summary
@@ -173,18 +174,20 @@ def _engine(
 
         return advise(request, action, output)
 
-    return Engine(
-        layout=layout,
-        options=options,
-        state=state,
-        toolchains=toolchains,
-        cache=DiskCache(store, Placer()),
-        locks=locks,
-        runner=LocalRunner(processes, workers, toolchains),
-        reporter=reporter,
-        cancelled=cancelled,
-        advise=advise,
-    )
+    def performer(tell: Callable[[Notice], None]) -> Performer:
+        return Performer(
+            layout=layout,
+            options=options,
+            state=state,
+            cache=DiskCache(store, Placer()),
+            locks=locks,
+            runner=LocalRunner(processes, workers, toolchains),
+            cancelled=cancelled,
+            advise=advise,
+            tell=tell,
+        )
+
+    return Engine(layout, options, state, toolchains, reporter, cancelled, performer)
 
 
 def _prepare_folders(request: Request, layout: Layout) -> None:

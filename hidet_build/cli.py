@@ -14,7 +14,6 @@ from functools import partial
 from typing import NoReturn
 
 import hidet_build
-from hidet_build.engine import Options
 from hidet_build.errors import (
     BuildError,
     EnvironmentFailure,
@@ -24,6 +23,7 @@ from hidet_build.errors import (
     did_you_mean,
 )
 from hidet_build.execution import link_path
+from hidet_build.performer import Options
 from hidet_build.process import Processes
 from hidet_build.progress import choose_reporter
 
@@ -353,9 +353,7 @@ def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -
         "python": lambda: sys.executable,
     }
     for name in ("cxx", "binutils", "hidet"):
-        values[name] = partial(
-            describe_tool, name, root, base, _user_cache(os.environ), os.environ, processes
-        )
+        values[name] = partial(describe_tool, name, root, base, _user_cache(os.environ), os.environ, processes)
     for word in options.words:
         if word not in values:
             raise UsageError(f"unknown key {word!r}", hint=did_you_mean(word, values) or "keys: " + ", ".join(values))

@@ -17,6 +17,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
@@ -332,12 +333,14 @@ def _scan(path: str) -> Listing | None:
     try:
         with os.scandir(path) as entries:
             for entry in entries:
-                if entry.is_dir():
-                    folders.append(entry.name)
-                    if entry.is_symlink():
-                        links.append(entry.name)
-                elif entry.is_file():
-                    files.append(entry.name)
+                # A link that goes round in circles, or to where we may not look, is neither.
+                with suppress(OSError):
+                    if entry.is_dir():
+                        folders.append(entry.name)
+                        if entry.is_symlink():
+                            links.append(entry.name)
+                    elif entry.is_file():
+                        files.append(entry.name)
     except OSError:
         return None
     return Listing(tuple(sorted(files)), tuple(sorted(folders)), frozenset(links))

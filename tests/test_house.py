@@ -20,7 +20,7 @@ ROOMS_OF_LIBRARIES = {
 # And one program: what takes seconds to import is imported by the worker alone.
 HEAVY = {"hidet", "torch", "numpy"}
 LOADING = {"analysis", "graph", "selection", "loader", "package", "matrix", "ruleset", "node", "workspace"}
-RUNNING = {"engine", "local", "execution", "state", "cache.base", "cache.disk", "worker.pool"}
+RUNNING = {"engine", "performer", "local", "execution", "state", "cache.base", "cache.disk", "worker.pool"}
 
 
 def rooms() -> dict[str, ast.Module]:

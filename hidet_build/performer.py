@@ -1,0 +1,320 @@
+"""What a runner thread does with one action: key -> caches -> lock -> caches again -> run -> publish.
+
+Knows one action at a time and nothing of the schedule; how an action runs and where results are kept are handed in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from hidet_build import files
+from hidet_build.action import Action, ActionResult, Artifact, OutputFile
+from hidet_build.cache.base import Cache
+from hidet_build.digest import Digest
+from hidet_build.errors import ActionFailed, EnvironmentFailure, Interrupted
+from hidet_build.execution import ExecutionRoot, ExecutionRoots, Layout
+from hidet_build.lock import Holder, KeyLocks
+from hidet_build.process import ProcessResult
+from hidet_build.progress import Outcome, Reporter
+from hidet_build.state import State
+from hidet_build.toolchain import Toolchain
+from hidet_build.worker.protocol import split_failure
+
+if TYPE_CHECKING:
+    from hidet_build import reapi
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said about running."""
+
+    jobs: int = 1
+    keep_going: bool = False
+    explain: bool = False
+    subcommands: bool = False
+    verbose_failures: bool = False
+    check_up_to_date: bool = False
+    nocache: bool = False  # run every action, whatever caches and earlier builds hold
+
+
+class Runner(Protocol):
+    """Runs one staged action to its end."""
+
+    def run(self, action: Action, toolchain: Toolchain, place: ExecutionRoot) -> ProcessResult:
+        """Run the command line in the execution root; its text goes to `place.log` and into the result."""
+
+    def command(self, action: Action, toolchain: Toolchain, place: ExecutionRoot) -> str:
+        """The same as a line to paste into a shell."""
+
+
+# Called with the holder of a lock that an action waits for.
+Waiting = Callable[[Holder, float], None]
+
+
+# Something a runner thread wants told to the user; the loop thread does it.
+Notice = Callable[[Reporter], None]
+
+
+class Work(NamedTuple):
+    """What a runner thread is given: all that was decided about an action before it starts."""
+
+    action: Action
+    toolchain: Toolchain
+    contents: tuple[tuple[str, Digest, bool], ...]  # every input file: path in the execution root, digest, executable
+    folders: Mapping[str, Sequence[str]]  # files in the directory inputs, by artifact id
+    trees: Mapping[str, str]  # toolchain folders: name -> folder on disk
+    signature: str
+    description: tuple[Any, ...]
+
+
+class Done(NamedTuple):
+    """What a runner thread posts back."""
+
+    work: Work
+    outcome: Outcome
+    result: ActionResult | None = None
+    key: str = ""
+    error: BaseException | None = None
+    changed: tuple[str, ...] = ()  # sources that changed while the action ran: its result counts for nothing
+
+
+class Performer:
+    """Makes the outputs of actions, each on the thread that calls."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        options: Options,
+        state: State,
+        cache: Cache,
+        locks: Callable[[Waiting], KeyLocks],
+        runner: Runner,
+        cancelled: Callable[[], bool],
+        advise: Callable[[Action, bytes], str | None],
+        tell: Callable[[Notice], None],
+    ) -> None:
+        """`advise` gives a hint about a failed action and what it said; `tell` passes a notice on to the user."""
+        self._layout = layout
+        self._options = options
+        self._state = state
+        self._cache = cache
+        self._locks = locks(self._tell_waiting)
+        self._runner = runner
+        self._cancelled = cancelled
+        self._advise = advise
+        self._tell = tell
+        self._roots = ExecutionRoots(layout.state)
+        self._placer = files.Placer()
+        self._tree_digests: dict[str, Digest] = {}
+        self._lock = threading.Lock()  # of what is made once and used by all threads
+
+    def close(self) -> None:
+        """Delete what is left of this invocation's execution roots."""
+        self._roots.close()
+
+    def perform(self, work: Work) -> Done:
+        """Make the outputs of one action. Never raises: what went wrong is in the answer."""
+        try:
+            return self._perform(work)
+        except OSError as error:
+            failure = EnvironmentFailure(
+                f"{work.action.owner}: {error.strerror or error}: {error.filename or 'no file named'}",
+                location=work.action.location,
+                hint="is the disk full, or a folder not writable? --output_base and --disk_cache name others",
+            )
+            return Done(work, Outcome.FAILED, error=failure)
+        except BaseException as error:  # whatever it is, the loop thread must hear of it
+            return Done(work, Outcome.FAILED, error=error)
+
+    def _perform(self, work: Work) -> Done:
+        if self._cancelled():
+            raise Interrupted("interrupted")
+        key = self._key(work)
+        found = self._fetch(work, key.digest)
+        if found is None:
+            with self._locks.hold(key.digest.hash, str(work.action.owner)):
+                # Somebody may have made it while we waited for the lock.
+                found = self._fetch(work, key.digest)
+                if found is None:
+                    return self._execute(work, key)
+        return Done(work, Outcome.CACHED, found, key.digest.hash)
+
+    def _key(self, work: Work) -> reapi.ActionKey:
+        from hidet_build import reapi  # protobuf, only when an action must be keyed
+
+        action = work.action
+        with self._lock:
+            for name, path in work.trees.items():
+                if name not in self._tree_digests:
+                    self._tree_digests[name] = reapi.directory_digest(path)[0]
+            trees = [(f"external/{name}", self._tree_digests[name]) for name in work.trees]
+        return reapi.action_key(
+            arguments=action.arguments,
+            environment=action.environment,
+            output_paths=[os.path.join(action.working_directory, where) for where, _ in action.outputs],
+            working_directory=action.working_directory,
+            inputs=work.contents,
+            trees=trees,
+            salt=work.toolchain.identity.encode(),
+            do_not_cache="no-cache" in action.tags,
+        )
+
+    def _fetch(self, work: Work, key: Digest) -> ActionResult | None:
+        if self._options.nocache or "no-cache" in work.action.tags:
+            return None
+        result = self._cache.get(key)
+        if result is None:
+            return None
+        names = {file.path for file in result.files} | set(result.directories)
+        if not all(where in names for where, _ in work.action.outputs):
+            return None
+        return result if self._place(work.action, result) else None
+
+    def _place(self, action: Action, result: ActionResult) -> bool:
+        """Put the files of a stored result at their outputs; False where the store has lost one."""
+        targets = targets_of(action, self._layout)
+        self._tidy(targets, result)
+        for file in _libraries_last(result.files):
+            if not self._cache.place(file.digest, file.executable, target_of(targets, file.path)):
+                return False
+        return True
+
+    @staticmethod
+    def _tidy(targets: Mapping[str, str], result: ActionResult) -> None:
+        """Output folders hold what this result says and nothing older."""
+        for name in result.directories:
+            folder = targets[name]
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if os.path.islink(folder) or not os.path.isdir(folder):
+                    os.unlink(folder)
+            os.makedirs(folder, exist_ok=True)
+            keep = {target_of(targets, file.path) for file in result.files}
+            for inside, _, names in os.walk(folder):
+                for one in names:
+                    path = os.path.join(inside, one)
+                    # Another invocation may be tidying too, or putting a file here that has no name yet.
+                    if path not in keep and not files.is_temporary(one):
+                        files.remove(path)
+
+    def _execute(self, work: Work, key: reapi.ActionKey) -> Done:
+        action = work.action
+        place = self._roots.new()
+        kept = False
+        try:
+            place.stage(action, self._layout, work.folders, work.trees)
+            if self._options.subcommands:
+                line = self._runner.command(action, work.toolchain, place)
+                self._tell(lambda reporter: reporter.command(line))
+            ended = self._runner.run(action, work.toolchain, place)
+            changed = tuple(path for path in _sources(action) if self._state.source_changed(path))
+            if changed:
+                return Done(work, Outcome.FAILED, changed=changed)
+            if self._cancelled():
+                raise Interrupted("interrupted")
+            if ended.exit_code:
+                kept = True
+                raise self._failure(work, place, ended)
+            result, places = place.collect(action, ended.output, ended.seconds)
+            self._check_inputs(work)
+            self._publish(work, key, result, places)
+            return Done(work, Outcome.EXECUTED, result, key.digest.hash)
+        finally:
+            if not kept:
+                place.discard()
+
+    def _check_inputs(self, work: Work) -> None:
+        """An action that wrote to its own made inputs has spoiled them for everybody."""
+        digests = {where: found for where, found, _ in work.contents}
+        for where, content in work.action.inputs:
+            if not isinstance(content, Artifact) or content.is_source:
+                continue
+            inside = [f"/{name}" for name in work.folders[content.id]] if content.directory else [""]
+            for name in inside:
+                if not files.is_sealed(os.lstat(self._layout.path(content) + name), digests[where + name]):
+                    raise ActionFailed(
+                        f"{work.action.owner}: {work.action.mnemonic} changed its own input {where}{name}",
+                        location=work.action.location,
+                        hint="copy an input before changing it",
+                    )
+
+    def _publish(self, work: Work, key: reapi.ActionKey, result: ActionResult, places: Mapping[str, str]) -> None:
+        """Into the store and from there to the outputs; straight to the outputs where the store will not have it."""
+        if "no-cache" not in work.action.tags:
+            stored = self._cache.put(key.digest, result, places, (key.action, key.command))
+            if stored and self._place(work.action, result):
+                return
+        targets = targets_of(work.action, self._layout)
+        self._tidy(targets, result)
+        for file in _libraries_last(result.files):
+            place, target = places[file.path], target_of(targets, file.path)
+            if os.stat(place).st_nlink > 1:  # whoever has the other name does not want it sealed
+                files.make_folder(os.path.dirname(target))
+                files.copy(place, target, file.digest, file.executable)
+                continue
+            files.seal(place, file.digest, file.executable)
+            self._placer.place(place, target, file.digest, file.executable)
+
+    def _failure(self, work: Work, place: ExecutionRoot, ended: ProcessResult) -> ActionFailed:
+        """Keep the execution root, write the log, and say what a user needs to go on."""
+        action = work.action
+        # The end of it, for a name of a file has at most 255 bytes.
+        name = os.fsdecode(os.fsencode(f"{action.outputs[0][1].path}.{action.mnemonic}".replace("/", "."))[-200:])
+        kept = os.path.join(self._layout.state, "failed", action.platform, name)
+        shutil.rmtree(kept, ignore_errors=True)
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        os.rename(place.folder, kept)
+        place = place.moved(kept)
+        how = f"signal {ended.signal}" if ended.signal else f"exit code {ended.exit_code}"
+        said, _ = split_failure(ended.output)
+        detail = _excerpt(said, whole=self._options.verbose_failures)
+        hint = self._advise(action, ended.output)
+        return ActionFailed(
+            f"{action.owner}: {action.mnemonic} failed ({how})",
+            location=action.location,
+            hint=hint if hint and hint not in detail else None,
+            detail=detail,
+            log=place.log,
+            command=self._runner.command(action, work.toolchain, place),
+        )
+
+    def _tell_waiting(self, holder: Holder, _: float) -> None:
+        self._tell(lambda reporter: reporter.waiting(holder.label, holder.pid, holder.host, holder.since))
+
+
+def _sources(action: Action) -> list[str]:
+    return [content.path for _, content in action.inputs if isinstance(content, Artifact) and content.is_source]
+
+
+def targets_of(action: Action, layout: Layout) -> dict[str, str]:
+    """Where each declared output belongs on disk, by its path from the working directory."""
+    return {where: layout.path(artifact) for where, artifact in action.outputs}
+
+
+def target_of(targets: Mapping[str, str], name: str) -> str:
+    """What `targets` says of an output file, or of the declared folder around it."""
+    where, inner = name, ""
+    while where not in targets:
+        where, _, last = where.rpartition("/")
+        inner = f"/{last}{inner}"
+        if not where:
+            raise KeyError(name)
+    return targets[where] + inner
+
+
+def _libraries_last(found: Sequence[OutputFile]) -> list[OutputFile]:
+    """Whoever sees a new library must find its companions new as well."""
+    return sorted(found, key=lambda file: (file.path.endswith(".so"), file.path))
+
+
+def _excerpt(output: bytes, whole: bool) -> str:
+    """The tool's text for the screen: all of it when short or asked for, else its beginning."""
+    lines = output.decode("utf-8", "replace").rstrip().splitlines()
+    if whole or len(lines) <= 40:
+        return "\n".join(lines)
+    return "\n".join([*lines[:30], f"... {len(lines) - 30} more lines in the log"])
