@@ -8,19 +8,33 @@ import sys
 
 def main() -> int:
     """Run the command line; the exit code is one of `hidet_build.errors.ExitCode`."""
-    from hidet_build import quick
+    _open_missing_streams()
+    try:
+        from hidet_build import quick
 
-    code = quick.answer(sys.argv[1:])
-    if code is not None:
-        return code
-    from hidet_build import cli  # everything else, only when there may be something to do
+        code = quick.answer(sys.argv[1:])
+        if code is not None:
+            return code
+        from hidet_build import cli  # everything else, only when there may be something to do
+    except KeyboardInterrupt:  # nothing was begun
+        return 8
 
     return cli.main(sys.argv[1:])
 
 
+def _open_missing_streams() -> None:
+    """Where a standard stream was closed, put one that leads nowhere: its number must not go to a file of ours."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
+
+
 def _leave_current_folder() -> None:
     """Take the current folder off the module path: `python -m` puts it first, and a workspace may hold a queue.py."""
-    here = os.path.realpath(os.curdir)
+    try:
+        here = os.path.realpath(os.curdir)
+    except OSError:  # it is gone, and with it what could be found in it
+        return
     if here != os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
         sys.path[:] = [path for path in sys.path if os.path.realpath(path) != here]
 

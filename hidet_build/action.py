@@ -121,8 +121,7 @@ class Continuation:
     @property
     def id(self) -> str:
         """What the continuation is called between builds: one may promise what another, nested in it, promises too."""
-        return f"+{self.inputs[0].id}>{self.outputs[0].id}"
+        return f"+{','.join(one.id for one in self.inputs)}>{','.join(one.id for one in self.outputs)}"
 
 
 Step = Union[Action, Continuation]
-

@@ -49,7 +49,8 @@ class Adviser:
         return None
 
     def _file(self, action: Action, path: str) -> str | None:
-        relative = os.path.relpath(os.path.realpath(path), os.path.realpath(self._workspace.root))
+        root = os.path.realpath(self._workspace.root)
+        relative = os.path.relpath(os.path.realpath(os.path.join(root, path)), root)
         if relative.startswith("..") or not self._is_file(relative):
             return None
         return (

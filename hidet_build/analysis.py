@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hidet_build.action import Artifact, Step
-from hidet_build.errors import AnalysisError, BuildError, Location, raise_all
+from hidet_build.errors import AnalysisError, BuildError, Location, by_place, raise_all
 from hidet_build.graph import TargetGraph
 from hidet_build.label import Label
 from hidet_build.package import Select, Target, resolve_select
@@ -67,7 +67,7 @@ def analyze(
         except BuildError as error:
             failed.add(target.label)
             errors.append(error)
-    raise_all(errors)
+    raise_all(sorted(errors, key=by_place))
     return analysis
 
 
@@ -92,8 +92,10 @@ def _analyze(
         if target.rule.path.startswith(built_in):
             raise
         raise rule_failure(target.label, target.location, target.rule.path, error) from error
+    found = _checked(target, providers)
+    _check_files(target, found.get(DefaultInfo))
     analysis.steps[target.label] = context.steps()
-    analysis.providers[target.label] = _checked(target, providers)
+    analysis.providers[target.label] = found
 
 
 def _value(
@@ -172,13 +174,36 @@ def _check_provides(dependency: Dependency, attribute: Attribute) -> None:
         )
 
 
-def _checked(target: Target, providers: Sequence[Provider]) -> Providers:
+def _checked(target: Target, providers: object) -> Providers:
+    """What the rule returned, if it is what a rule must return."""
     found: dict[type[Provider], Provider] = {}
-    for provider in providers or ():
-        if not isinstance(provider, Provider) or type(provider) in found:
-            raise AnalysisError(
-                f"rule {target.rule.name} must return providers, one of each type; it returned {providers!r}",
-                location=target.location,
-            )
+    given = () if providers is None else providers
+    if not isinstance(given, (list, tuple)):
+        raise _no_providers(target, type(given).__name__)
+    for provider in given:
+        if not isinstance(provider, Provider):
+            raise _no_providers(target, f"{type(provider).__name__} in it")
+        if type(provider) in found:
+            raise _no_providers(target, f"{type(provider).__name__} twice")
         found[type(provider)] = provider
     return found
+
+
+def _no_providers(target: Target, instead: str) -> AnalysisError:
+    return AnalysisError(
+        f"{target.label}: rule {target.rule.name} must return a list of providers, one of each type; "
+        f"it returned {instead}",
+        location=target.location,
+        hint="a rule ends with: return [DefaultInfo((output,))]",
+    )
+
+
+def _check_files(target: Target, info: Provider | None) -> None:
+    files: object = info.files if isinstance(info, DefaultInfo) else ()
+    whole = isinstance(files, (list, tuple)) and not isinstance(files, Artifact)
+    if not whole or not all(isinstance(file, Artifact) for file in files):  # type: ignore[attr-defined]
+        raise AnalysisError(
+            f"{target.label}: rule {target.rule.name} must give DefaultInfo a tuple of artifacts; it gave {files!r}",
+            location=target.location,
+            hint="DefaultInfo((output,))",
+        )

@@ -191,12 +191,14 @@ def _engine(
 
 
 def _prepare_folders(request: Request, layout: Layout) -> None:
-    """Make the output folder and the files that mark it."""
+    """Make the output folder and the files that mark it; a folder that holds something else goes unmarked."""
+    base = request.output_base
     try:
+        fresh = not os.path.lexists(base) or not os.listdir(base)
         os.makedirs(layout.state, exist_ok=True)
         for name, content in MARKERS.items():
-            path = os.path.join(request.output_base, name)
-            if not os.path.exists(path):
+            path = os.path.join(base, name)
+            if fresh and not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(content)
     except OSError as error:
@@ -234,18 +236,18 @@ def _described(request: Request, layout: Layout, plan: Plan) -> Iterator[str]:
         made = [file for file in target.files if not file.is_source]
         if not made:
             continue
-        lines = [str(target.label), *(f"  {_shown(request, layout, plan, file)}" for file in made)]
+        lines = [str(target.label), *(f"  {_shown(request, layout, file)}" for file in made)]
         if target.folder is not None:
-            folder = _shown(request, layout, plan, target.folder)
+            folder = _shown(request, layout, target.folder)
             lines.append(f'  load it: hidet.runtime.load_compiled_module("{folder}")')
         yield "\n".join(lines)
 
 
-def _shown(request: Request, layout: Layout, plan: Plan, artifact: Artifact) -> str:
+def _shown(request: Request, layout: Layout, artifact: Artifact) -> str:
     """The path of an output as short as it can be typed from where the command was typed."""
     path = layout.path(artifact)
     link = link_path(request.root, request.symlink_prefix)
-    if link and artifact.platform == plan.platform.name and os.path.islink(link):
+    if link and os.path.realpath(link) == os.path.realpath(os.path.join(layout.output_base, artifact.platform)):
         path = os.path.join(link, artifact.path)
     here = os.getcwd()
     return os.path.relpath(path, here) if path.startswith(here + os.sep) else path
@@ -270,5 +272,6 @@ def _save_snapshot(
     link = link_path(request.root, request.symlink_prefix)
     links = [(link, os.readlink(link))] if os.path.islink(link) else []  # the lines name paths through it
     identity = quick.identity(request.arguments, request.root)
-    snapshot = (identity, tuple(lines), len(plan.wanted), programs, list(files.items()), folders, outputs, links)
+    head = (identity, tuple(lines), len(plan.wanted), plan.evidence.machine)
+    snapshot = (*head, programs, list(files.items()), folders, outputs, links)
     quick.save(quick.place(request.output_base, identity), snapshot)

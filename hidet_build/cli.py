@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import io
 import os
 import re
 import signal
@@ -28,6 +30,8 @@ from hidet_build.process import Processes
 from hidet_build.progress import choose_reporter
 
 PROGRAM = "hidet-build"
+# Errors of the machine and not of ours, wherever they come from.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 # The verbs, and what each is for.
 VERBS = {
     "build": "build targets; what a command line means that starts with a label",
@@ -52,6 +56,9 @@ for example:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show is no reason to fail
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     processes = Processes()
     try:
         with _interruptible(processes):
@@ -60,16 +67,25 @@ def main(argv: Sequence[str]) -> int:
         _say(error.render())
         return error.exit_code
     except BrokenPipeError:  # the reader of our answers had enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_answers()
         return ExitCode.SUCCESS
     except KeyboardInterrupt:
         _say("interrupted")
         return ExitCode.INTERRUPTED
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _say(f"{error.strerror}: {error.filename or 'where the answer goes'}")
+            _drop_answers()
+            return ExitCode.ENVIRONMENT
         traceback.print_exc()
         _say("this is a bug in hidet-build: please report it with the text above")
         return ExitCode.INTERNAL
+
+
+def _drop_answers() -> None:
+    """Let what is still to be written to stdout go nowhere, so that ending does not fail for it."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:
@@ -399,7 +415,10 @@ def _workspace() -> tuple[str, str]:
     """The root of the workspace we are in, and our folder from there."""
     from hidet_build.workspace import find_root
 
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the folder you are in was deleted", hint="go to your project") from None
     root = find_root(here)
     if root is None:
         raise UsageError(
@@ -411,11 +430,16 @@ def _workspace() -> tuple[str, str]:
 
 def _output_base(options: argparse.Namespace, root: str) -> str:
     chosen = options.output_base or os.environ.get("HIDET_BUILD_OUTPUT_BASE")
-    return os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
+    base = os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
+    if f"{root}/".startswith(f"{base.rstrip('/')}/"):
+        raise UsageError(f"the output base {base} holds the workspace", hint="give the outputs a folder of their own")
+    return base
 
 
 def _user_cache(environment: Mapping[str, str]) -> str:
-    base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # unset, or what the XDG specification tells us to ignore
+        base = os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, PROGRAM)
 
 

@@ -5,23 +5,25 @@ Imported only where no saved plan will do: it brings yaml and networkx.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from hidet_build.action import Action
 from hidet_build.advice import Adviser
-from hidet_build.analysis import analyze
-from hidet_build.errors import Location
-from hidet_build.graph import action_graph, load
-from hidet_build.label import parse_pattern
+from hidet_build.analysis import Analysis, analyze
+from hidet_build.errors import AnalysisError, BuildError, Location, UsageError
+from hidet_build.graph import TargetGraph, action_graph, load, once
+from hidet_build.label import Label, parse_pattern
 from hidet_build.loader import Loader
+from hidet_build.node import error_list
 from hidet_build.plan import YOUNG, Evidence, Plan, Wanted, listing, mark
 from hidet_build.platform import Platform, parse_target
 from hidet_build.request import Request
 from hidet_build.ruleset import built_in_folder
-from hidet_build.selection import select
+from hidet_build.selection import Selection, select
 from hidet_build.toolchain import Toolchains
 from hidet_build.workspace import Workspace
 
@@ -35,24 +37,53 @@ def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
     loader = Loader(workspace)
     settings = loader.settings()
     text, origin = (request.platform, None) if request.platform else (settings.platform, settings.location)
-    platform = toolchains.resolve(parse_target(text or "cpu", origin), origin)
+    resolve = functools.partial(_resolve, toolchains)
+    platform = resolve(text or "cpu", origin)
     patterns = [parse_pattern(one, request.package) for one in request.patterns]
     selection = select(patterns, loader.package, workspace, platform, keep_going)
-    graph = load([(label, None) for label in selection.labels], loader.package, workspace, platform)
 
-    def resolve(target: str, location: Location) -> Platform:
-        return toolchains.resolve(parse_target(target, location), location)
+    def analyzed(labels: Iterable[Label]) -> tuple[TargetGraph, Analysis]:
+        graph = load([(label, None) for label in labels], loader.package, workspace, platform)
+        return graph, analyze(graph, platform, resolve, built_in_folder())
 
-    analysis = analyze(graph, platform, resolve, built_in_folder())
+    try:
+        graph, analysis = analyzed(selection.labels)
+    except BuildError:
+        if not keep_going:
+            raise
+        _keep_sound(selection, analyzed)
+        graph, analysis = analyzed(selection.labels)
     steps = tuple(step for declared in analysis.steps.values() for step in declared)
-    action_graph(steps)
+    named = ((graph.targets[label], analysis.default(label).files) for label in analysis.providers)
+    action_graph(steps, ((target, file) for target, files in named for file in files))
     wanted = []
     for label in selection.labels:
         info = analysis.default(label)
         wanted.append(Wanted(label, info.files, info.folder))
-    return Plan(
-        platform, tuple(wanted), steps, _evidence(loader, workspace, began), selection.skipped, tuple(selection.errors)
-    )
+    evidence = _evidence(loader, workspace, toolchains, began)
+    return Plan(platform, tuple(wanted), steps, evidence, selection.skipped, tuple(selection.errors))
+
+
+def _resolve(toolchains: Toolchains, text: str, location: Location | None) -> Platform:
+    """The platform of a target string; one that stands in a file is not the command line's mistake."""
+    try:
+        return toolchains.resolve(parse_target(text, location), location)
+    except UsageError as error:
+        if location is None:
+            raise
+        raise AnalysisError(error.message, location=location, hint=error.hint) from None
+
+
+def _keep_sound(selection: Selection, analyzed: Callable[[Iterable[Label]], object]) -> None:
+    """Leave in the selection the targets that can be analyzed, each tried by itself, and the errors of the others."""
+    sound = []
+    for label in selection.labels:
+        try:
+            analyzed([label])
+            sound.append(label)
+        except BuildError as error:
+            selection.errors += error_list(error)
+    selection.labels, selection.errors = sound, once(selection.errors)
 
 
 def advise(request: Request, action: Action, output: bytes) -> str | None:
@@ -61,7 +92,7 @@ def advise(request: Request, action: Action, output: bytes) -> str | None:
     return Adviser(workspace, Loader(workspace).package).advise(action, output)
 
 
-def _evidence(loader: Loader, workspace: Workspace, began: int) -> Evidence:
+def _evidence(loader: Loader, workspace: Workspace, toolchains: Toolchains, began: int) -> Evidence:
     """What was read since `began`; what changed since then is noted so that it never holds."""
     read = {workspace.absolute(path) for path in (*loader.files(), *workspace.looked_into())}
     marks = {path: mark(path) for path in sorted({*read, *_own_sources()})}
@@ -71,7 +102,8 @@ def _evidence(loader: Loader, workspace: Workspace, began: int) -> Evidence:
     again = Workspace(workspace.root, workspace.output_base, workspace.symlink_prefix)
     if any(workspace.listing(folder) != again.listing(folder) for folder in workspace.listed()):
         young.update(marks)
-    return Evidence(tuple((path, YOUNG if path in young else seen) for path, seen in marks.items()), folders)
+    machine = os.uname().nodename if toolchains.asked_for_cpu else ""
+    return Evidence(tuple((path, YOUNG if path in young else seen) for path, seen in marks.items()), folders, machine)
 
 
 def _own_sources() -> Iterator[str]:

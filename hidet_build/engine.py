@@ -272,7 +272,9 @@ class Engine:
             self._know(one, promised_by=node)
         for artifact in step.outputs:
             if self._maker(artifact) is node:
-                raise AnalysisError(f"{step.owner}: nothing makes {artifact.path}, though it was promised")
+                raise AnalysisError(
+                    f"{step.owner}: nothing makes {artifact.path}, though it was promised", location=step.location
+                )
         self._set(node, _Phase.DONE)
         demands: list[tuple[Artifact, _Node | None]] = []
         for user, artifact in node.dependents:
@@ -314,7 +316,7 @@ class Engine:
                     location=action.location,
                 )
         toolchain = self._toolchains.get(action.tool, action.location)
-        trees = {name: self._toolchains.tree(name).path for name in action.trees}
+        trees = {name: self._toolchains.tree(name, action.location).path for name in action.trees}
         described = _describe(action, toolchain, contents)
         identities = (toolchain.identity, self._toolchains.get("hidet").identity if action.trees else "")
         signature = sha256(repr((described, identities)).encode()).hexdigest()

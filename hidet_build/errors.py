@@ -181,6 +181,12 @@ class ErrorGroup(BuildError):
         return "\n\n".join(error.render() for error in self.errors)
 
 
+def by_place(error: BuildError) -> tuple[str, int, int]:
+    """Sorts errors as somebody meets their places who reads the files; those without a place come first."""
+    location = error.location
+    return (location.path, location.line, location.column) if location else ("", 0, 0)
+
+
 def raise_all(errors: Sequence[BuildError]) -> None:
     """Raise nothing, the one error, or a group of them."""
     if len(errors) == 1:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hidet_build import digest
 from hidet_build.action import Action, ActionResult, Artifact, OutputFile, Text
 from hidet_build.errors import ActionFailed, LockHeld
+from hidet_build.files import remove
 from hidet_build.lock import exclusive
 
 
@@ -137,6 +138,8 @@ class ExecutionRoot:
     def _walk(self, action: Action, path: str, where: str) -> Iterator[tuple[str, str]]:
         if os.path.islink(path):
             raise _is_link(action, where, path)
+        if not os.path.isdir(path):
+            raise _is_not(action, where, path)
         for folder, folders, names in os.walk(path):
             for name in folders:
                 place = os.path.join(folder, name)
@@ -158,12 +161,7 @@ class ExecutionRoot:
             shutil.copyfile(real, place)
             shutil.copymode(real, place)
         if not os.path.isfile(place):
-            kind = "a folder" if os.path.isdir(place) else "missing"
-            raise ActionFailed(
-                f"{action.owner}: {action.mnemonic} ended well, but its output {name} is {kind}",
-                location=action.location,
-                hint="outputs are paths relative to the folder the command runs in",
-            )
+            raise _is_not(action, name, place)
         return OutputFile(name, digest.of_file(place), bool(os.stat(place).st_mode & 0o100))
 
     def _is_known(self, action: Action, real: str) -> bool:
@@ -177,9 +175,33 @@ class ExecutionRoot:
         )
         return real.startswith(os.path.realpath(self.root) + os.sep) or real in sources
 
+    def clear(self, action: Action) -> None:
+        """Take the outputs away, as before the action ran: they may be one file with what was published."""
+        for where, artifact in action.outputs:
+            path = os.path.join(self.directory(action), where)
+            remove(path)
+            if artifact.directory:
+                os.mkdir(path)
+
     def discard(self) -> None:
-        """Delete the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete the folder, read-only ones that a command left in it too."""
+        with contextlib.suppress(OSError):
+            remove(self.folder)
+
+
+def _is_not(action: Action, name: str, place: str) -> ActionFailed:
+    """The error about an output that is not what was declared."""
+    if os.path.isdir(place):
+        kind = "a folder"
+    elif os.path.isfile(place):
+        kind = "a file"
+    else:
+        kind = "neither a file nor a folder" if os.path.lexists(place) else "missing"
+    return ActionFailed(
+        f"{action.owner}: {action.mnemonic} ended well, but its output {name} is {kind}",
+        location=action.location,
+        hint="outputs are paths relative to the folder the command runs in; a folder is declared as `name/`",
+    )
 
 
 def _is_link(action: Action, name: str, place: str) -> ActionFailed:
@@ -228,16 +250,15 @@ class ExecutionRoots:
             folder = os.path.join(self._base, name)
             if name.endswith(".lock"):
                 continue
-            with contextlib.suppress(LockHeld), exclusive(folder + ".lock", block=False):
-                shutil.rmtree(folder, ignore_errors=True)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(folder + ".lock")
+            with contextlib.suppress(LockHeld, OSError), exclusive(folder + ".lock", block=False):
+                remove(folder)
+                remove(folder + ".lock")
 
     def close(self) -> None:
         """Delete the folder of this invocation."""
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._folder + ".lock")
+            with contextlib.suppress(OSError):
+                remove(self._folder)
+                remove(self._folder + ".lock")
             self._stack.close()
             self._folder = ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import networkx
 
 from hidet_build.action import Action, Artifact, Step
-from hidet_build.errors import AnalysisError, BuildError, LoadError, Location, did_you_mean, raise_all
+from hidet_build.errors import AnalysisError, BuildError, LoadError, Location, by_place, did_you_mean, raise_all
 from hidet_build.label import Label
 from hidet_build.package import Package, Select, Target, resolve_select
 from hidet_build.platform import Platform
@@ -68,7 +68,7 @@ def load(
 
     for label, origin in roots:
         try:
-            reach(label, _find_target(label, origin, packages))
+            reach(label, find_target(label, origin, packages))
         except BuildError as error:
             errors.append(error)
     while waiting:
@@ -87,17 +87,17 @@ def load(
                 graph.sources.add(found)
             if not graph.edges.has_edge(user.label, reference.label):
                 graph.edges.add_edge(user.label, reference.label, attribute=attribute, location=reference.location)
-    raise_all(_once(errors))
+    raise_all(once(errors))
     _check_cycles(graph)
     return graph
 
 
-def _once(errors: Iterable[BuildError]) -> list[BuildError]:
-    """The errors without repetitions: a broken package is met again by each target that needs it."""
+def once(errors: Iterable[BuildError]) -> list[BuildError]:
+    """The errors by place and without repetitions: a broken package is met again by each target that needs it."""
     seen: dict[str, BuildError] = {}
     for error in errors:
         seen.setdefault(error.render(), error)
-    return list(seen.values())
+    return sorted(seen.values(), key=by_place)
 
 
 def references(
@@ -124,7 +124,8 @@ def references(
                     yield name, reference, attribute.kind in (FILE, FILES)
 
 
-def _find_target(label: Label, origin: Location | None, packages: Packages) -> Target:
+def find_target(label: Label, origin: Location | None, packages: Packages) -> Target:
+    """The target of this name; LoadError, at the `origin` that named it, where there is none."""
     package = packages(label.package, origin)
     if label.name in package.targets:
         return package.targets[label.name]
@@ -145,29 +146,51 @@ def _has(package: Package) -> str:
 def _resolve(reference: Reference, may_be_file: bool, packages: Packages, workspace: Workspace) -> Target | Label:
     """The target a reference means, or the label itself for a source file."""
     label = reference.label
+    try:
+        package = packages(label.package, reference.location)
+    except LoadError as error:
+        owner = workspace.owner(label.path)
+        if owner is None or error.location != reference.location or not os.path.isfile(workspace.absolute(label.path)):
+            raise
+        raise _belongs(label, owner, reference.location) from None
+    if not may_be_file and label.name not in package.targets and os.path.isfile(workspace.absolute(label.path)):
+        raise LoadError(
+            f"{label} is a file, and only a target can stand here",
+            location=reference.location,
+            hint="rule: filegroup makes a target of files",
+        )
     if not may_be_file:
-        return _find_target(label, reference.location, packages)
-    package = packages(label.package, reference.location)
+        return find_target(label, reference.location, packages)
     if label.name in package.targets:
         return package.targets[label.name]
     owner = workspace.owner(label.path)
     if owner is not None and owner != label.package:
-        inside = label.path.removeprefix(f"{owner}/")
-        raise LoadError(
-            f"{label.path} belongs to package //{owner}, not to //{label.package}",
-            location=reference.location,
-            hint=f"write //{owner}:{inside}",
-        )
+        raise _belongs(label, owner, reference.location)
     why = workspace.excluded(label.path)
     if why is not None:
         raise LoadError(f"{label.path} is no part of the workspace: it {why}", location=reference.location)
     if os.path.isfile(workspace.absolute(label.path)):
         return label
     near = [path.removeprefix(f"{label.package}/") for path in workspace.near_files(label.path)]
+    if os.path.isdir(workspace.absolute(label.path)):
+        raise LoadError(
+            f"{label.path} is a folder, and no target {label} exists",
+            location=reference.location,
+            hint=f'name its files, or write {{glob: ["{label.name}/**"]}}',
+        )
     raise LoadError(
         f"no file {label.path} and no target {label}",
         location=reference.location,
         hint=did_you_mean(label.name, [*near, *package.targets]),
+    )
+
+
+def _belongs(label: Label, owner: str, location: Location) -> LoadError:
+    inside = label.path.removeprefix(f"{owner}/")
+    return LoadError(
+        f"{label.path} belongs to package //{owner}, not to //{label.package}",
+        location=location,
+        hint=f"write //{owner}:{inside}",
     )
 
 
@@ -213,10 +236,11 @@ def _check_cycles(graph: TargetGraph) -> None:
     )
 
 
-def action_graph(steps: Iterable[Step]) -> networkx.DiGraph[str]:
+def action_graph(steps: Iterable[Step], wanted: Iterable[tuple[Target, Artifact]] = ()) -> networkx.DiGraph[str]:
     """The graph of declared steps over their ids, an edge from each step to every one whose output it needs.
 
-    Raises AnalysisError where two steps make one file, a file is made inside another's, or steps form a cycle.
+    Raises AnalysisError where two steps make one file, a file is made inside another's, nothing makes a file that a
+    step needs or a target names as `wanted`, or steps form a cycle.
     """
     graph: networkx.DiGraph[str] = networkx.DiGraph()
     makers: dict[str, Step] = {}
@@ -240,9 +264,18 @@ def action_graph(steps: Iterable[Step]) -> networkx.DiGraph[str]:
                 graph.add_edge(step.id, maker.id)
             elif not artifact.is_source:
                 raise AnalysisError(f"{step.owner}: nothing makes {artifact.path}", location=step.location)
+    for target, artifact in wanted:
+        if not artifact.is_source and producer(artifact, makers) is None:
+            raise AnalysisError(
+                f"{target.label}: rule {target.rule.name} names {artifact.path}, and no action makes it",
+                location=target.location,
+            )
     if not networkx.is_directed_acyclic_graph(graph):
-        names = [user for user, *_ in networkx.find_cycle(graph)]
-        raise AnalysisError("actions form a cycle: " + " -> ".join([*names, names[0]]))
+        cycle = [graph.nodes[user]["step"] for user, *_ in networkx.find_cycle(graph)]
+        names = [next(outputs(step)).path for step in (*cycle, cycle[0])]
+        raise AnalysisError(
+            f"{cycle[0].owner}: its actions form a cycle: {' needs '.join(names)}", location=cycle[0].location
+        )
     return graph
 
 
@@ -278,7 +311,7 @@ def producer(artifact: Artifact, makers: dict[str, Step]) -> Step | None:
 
 
 def _claimed_twice(artifact: Artifact, first: Step, second: Step) -> AnalysisError:
-    related = [(f"and {second.owner} too", second.location)] if second.location else []
+    related = [(f"and {second.owner} too", second.location)] if second.location and first.owner != second.owner else []
     return AnalysisError(
         f"{first.owner} and {second.owner} both make {artifact.path}"
         if first.owner != second.owner

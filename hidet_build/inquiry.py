@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
-from hidet_build.errors import BuildError, Location
-from hidet_build.graph import TargetGraph, load
+from hidet_build.errors import BuildError, Location, QueryError
+from hidet_build.graph import TargetGraph, load, once
 from hidet_build.label import Label, parse_pattern
 from hidet_build.loader import Loader
-from hidet_build.query import SOURCE_FILE, Node, NodeTable, evaluate, parse, render, words
+from hidet_build.node import error_list
+from hidet_build.package import Select, Target
+from hidet_build.query import SOURCE_FILE, Node, NodeTable, Word, evaluate, parse, render, words
 from hidet_build.rule import Reference
 from hidet_build.workspace import Workspace
 
@@ -24,48 +27,106 @@ def inquire(
     workspace = Workspace(root, output_base, symlink_prefix)
     loader = Loader(workspace)
     errors: list[BuildError] = []
-    roots: dict[Label, Location | None] = {}
+    roots: dict[Label, None] = {}
+    files: list[Label] = []
     for word in words(expression):
-        for name in _packages(word, package, workspace):
+        file = _file(word.text, package, workspace)
+        if file is not None:
+            files.append(file)
+        for name in _packages(word, package, workspace) if file is None else [file.package]:
             try:
                 roots.update(dict.fromkeys(target.label for target in loader.package(name, None).targets.values()))
             except BuildError as error:
                 if not keep_going:
-                    raise
+                    raise _at(word, error) from None
                 errors.append(error)
-    graph = load([(label, None) for label in roots], loader.package, workspace, None)
-    table = NodeTable(_nodes(graph), package)
-    return render(evaluate(expression, table), table, output), errors
+    graph = _load(roots, loader, workspace, errors if keep_going else None)
+    table = NodeTable(_nodes(graph, files), package)
+    return render(evaluate(expression, table), table, output), once(errors)
 
 
-def _packages(word: str, package: str, workspace: Workspace) -> list[str]:
-    """The packages a word of the expression needs loaded."""
-    path = word.removeprefix("//")
-    if os.path.isfile(workspace.absolute(path)) and ":" not in word:
+def _file(text: str, package: str, workspace: Workspace) -> Label | None:
+    """The source file that a word names by its path, from the package or from the root, or by its label."""
+    paths = [f"{package}/{text}".lstrip("/"), text]
+    if ":" in text:
+        where, _, name = text.partition(":")
+        paths = [f"{where.removeprefix('//') if where else package}/{name}".lstrip("/")]
+    for path in paths:
         owner = workspace.owner(path)
-        return [] if owner is None else [owner]
-    pattern = parse_pattern(word, package)
+        if owner is not None and os.path.isfile(workspace.absolute(path)) and not workspace.excluded(path):
+            return Label(owner, path.removeprefix(f"{owner}/"))
+    return None
+
+
+def _packages(word: Word, package: str, workspace: Workspace) -> list[str]:
+    """The packages a word of the expression needs loaded."""
+    try:
+        pattern = parse_pattern(word.text, package)
+    except BuildError as error:
+        raise _at(word, error) from None
     if pattern.kind == "recursive":
         return list(workspace.walk_packages(pattern.package).packages)
     return [pattern.package]
 
 
-def _nodes(graph: TargetGraph) -> dict[Label, Node]:
-    nodes = {
-        label: Node(
-            f"{target.rule.name} rule",
-            tuple(map(str, graph.needs(label))),
-            target.location,
-            {name: _text(value) for name, value in target.values.items()},
+def _at(word: Word, error: BuildError) -> BuildError:
+    """The error at the word, where it has no better place."""
+    return (
+        error
+        if error.location or len(error_list(error)) > 1
+        else QueryError(error.message, location=word.place, hint=error.hint)
+    )
+
+
+def _load(roots: Iterable[Label], loader: Loader, workspace: Workspace, errors: list[BuildError] | None) -> TargetGraph:
+    """The graph of these targets; given a list for errors, without those that cannot be loaded."""
+
+    def loaded(labels: Iterable[Label]) -> TargetGraph:
+        return load([(label, None) for label in labels], loader.package, workspace, None)
+
+    try:
+        return loaded(roots)
+    except BuildError:
+        if errors is None:
+            raise
+    sound = []
+    for label in roots:
+        try:
+            loaded([label])
+            sound.append(label)
+        except BuildError as error:
+            errors += error_list(error)
+    return loaded(sound)
+
+
+def _nodes(graph: TargetGraph, files: Iterable[Label]) -> dict[Label, Node]:
+    """What the query can name: the targets, the sources they name, and `files` that it names itself."""
+    sources = [label for label in (*graph.sources, *files) if label not in graph.targets]
+    nodes = {label: Node(SOURCE_FILE, (), Location(label.path, 1, 1), {}) for label in sources}
+    for label, target in graph.targets.items():
+        attributes = {name: _text(value) for name, value in _attributes(target).items()}
+        nodes[label] = Node(
+            f"{target.rule.name} rule", tuple(map(str, graph.needs(label))), target.location, attributes
         )
-        for label, target in graph.targets.items()
-    }
-    nodes.update({label: Node(SOURCE_FILE, (), Location(label.path, 1, 1), {}) for label in graph.sources})
     return nodes
 
 
+def _attributes(target: Target) -> dict[str, object]:
+    """Those of the rule, and those that every target has."""
+    common = {
+        "name": target.label.name,
+        "tags": target.tags,
+        "visibility": target.visibility,
+        "compatible_with": target.compatible_with,
+    }
+    return {**common, **target.values}
+
+
 def _text(value: object) -> str | tuple[str, ...]:
-    """An attribute's value as a query sees it."""
+    """An attribute's value as a query sees it; of a `select`, what any of its branches would give."""
+    if isinstance(value, Select):
+        found = [_text(branch.value) for branch in value.branches]
+        return tuple(dict.fromkeys(text for one in found for text in ((one,) if isinstance(one, str) else one)))
     if isinstance(value, Reference):
         return str(value.label)
     if isinstance(value, tuple):

@@ -6,12 +6,13 @@ reference is a source file or a target, whether it exists, or who may see it: th
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from hidet_build.errors import BuildError, LoadError, Location, UsageError, did_you_mean, raise_all
+from hidet_build.errors import BuildError, LoadError, Location, UsageError, by_place, did_you_mean, raise_all
 from hidet_build.label import Label, parse_label
 from hidet_build.matrix import Combination, read_matrix
 from hidet_build.node import QUOTED, MapNode, Node, ScalarNode, error_list, parse
@@ -189,6 +190,9 @@ def _read(workspace: Workspace, package: str, location: Location | None) -> byte
         raise LoadError(f"no such package '//{package}': it {why}", location=location)
     path = _path(package)
     try:
+        if os.path.isfile(workspace.absolute(package)):
+            hint = f"to see which targets use it: hidet-build query 'rdeps(//..., {package})'"
+            raise LoadError(f"no such package '//{package}': it is a file", location=location, hint=hint)
         with open(workspace.absolute(path), "rb") as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -361,7 +365,10 @@ class _Reader:
             first = members[0]
             values = {"members": references}
             locations = {"name": place, "members": place}
-            yield Target(label, rule, values, locations, node.location, first.visibility, first.tags)
+            # What all of them are for, the group is for; where they differ, nothing can be said of it.
+            alike = all(member.compatible_with == first.compatible_with for member in members)
+            allowed = first.compatible_with if alike else ()
+            yield Target(label, rule, values, locations, node.location, first.visibility, first.tags, allowed)
 
     def instance(self, node: MapNode, values: Mapping[str, Node]) -> Target | None:
         if self.has_variables:
@@ -610,12 +617,7 @@ class _Reader:
 
     def mistakes(self) -> list[BuildError]:
         """What was reported, in the order of the places, nothing twice (an alias shares its node's mistakes)."""
-        return sorted({(error.message, error.location): error for error in self.errors}.values(), key=_order)
-
-
-def _order(error: BuildError) -> tuple[str, int, int]:
-    location = error.location
-    return (location.path, location.line, location.column) if location else ("", 0, 0)
+        return sorted({(error.message, error.location): error for error in self.errors}.values(), key=by_place)
 
 
 _READERS: Mapping[Kind, Callable[[_Reader, Node, Attribute], Any]] = {

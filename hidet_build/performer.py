@@ -171,9 +171,11 @@ class Performer:
         result = self._cache.get(key)
         if result is None:
             return None
-        names = {file.path for file in result.files} | set(result.directories)
-        if not all(where in names for where, _ in work.action.outputs):
-            return None
+        names = {file.path for file in result.files}
+        # The key does not know which outputs are folders: another rule's action may have made a file of one.
+        for where, artifact in work.action.outputs:
+            if where not in (result.directories if artifact.directory else names):
+                return None
         return result if self._place(work.action, result) else None
 
     def _place(self, action: Action, result: ActionResult) -> bool:
@@ -209,7 +211,7 @@ class Performer:
         try:
             place.stage(action, self._layout, work.folders, work.trees)
             if self._options.subcommands:
-                line = self._runner.command(action, work.toolchain, place)
+                line = self._runner.command(action, work.toolchain, place.moved(self._keeping_place(action)))
                 self._tell(lambda reporter: reporter.command(line))
             ended = self._runner.run(action, work.toolchain, place)
             changed = tuple(path for path in _sources(action) if self._state.source_changed(path))
@@ -223,6 +225,10 @@ class Performer:
             result, places = place.collect(action, ended.output, ended.seconds)
             self._check_inputs(work)
             self._publish(work, key, result, places)
+            if self._options.subcommands:  # the line that was printed should work when it is pasted, too
+                place.clear(action)
+                self._keep(place, action)
+                kept = True
             return Done(work, Outcome.EXECUTED, result, key.digest.hash)
         finally:
             if not kept:
@@ -261,15 +267,9 @@ class Performer:
             self._placer.place(place, target, file.digest, file.executable)
 
     def _failure(self, work: Work, place: ExecutionRoot, ended: ProcessResult) -> ActionFailed:
-        """Keep the execution root, write the log, and say what a user needs to go on."""
+        """Keep the execution root, and say what a user needs to go on."""
         action = work.action
-        # The end of it, for a name of a file has at most 255 bytes.
-        name = os.fsdecode(os.fsencode(f"{action.outputs[0][1].path}.{action.mnemonic}".replace("/", "."))[-200:])
-        kept = os.path.join(self._layout.state, "failed", action.platform, name)
-        shutil.rmtree(kept, ignore_errors=True)
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        os.rename(place.folder, kept)
-        place = place.moved(kept)
+        place = self._keep(place, action)
         how = f"signal {ended.signal}" if ended.signal else f"exit code {ended.exit_code}"
         said, _ = split_failure(ended.output)
         detail = _excerpt(said, whole=self._options.verbose_failures)
@@ -282,6 +282,19 @@ class Performer:
             log=place.log,
             command=self._runner.command(action, work.toolchain, place),
         )
+
+    def _keep(self, place: ExecutionRoot, action: Action) -> ExecutionRoot:
+        """Move an execution root to where it outlives the build, in the place of an older one of this action."""
+        kept = self._keeping_place(action)
+        shutil.rmtree(kept, ignore_errors=True)
+        os.makedirs(os.path.dirname(kept), exist_ok=True)
+        os.rename(place.folder, kept)
+        return place.moved(kept)
+
+    def _keeping_place(self, action: Action) -> str:
+        # The end of it, for a name of a file has at most 255 bytes.
+        name = os.fsdecode(os.fsencode(f"{action.outputs[0][1].path}.{action.mnemonic}".replace("/", "."))[-200:])
+        return os.path.join(self._layout.state, "kept", action.platform, name)
 
     def _tell_waiting(self, holder: Holder, _: float) -> None:
         self._tell(lambda reporter: reporter.waiting(holder.label, holder.pid, holder.host, holder.since))

@@ -35,15 +35,21 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a plan rests on: files by the stat data they had (None: there was none), folders by what they held."""
+    """What a plan rests on: files by the stat data they had (None: there was none), folders by what they held.
+
+    `machine` is the name of the only one it is right for, where it depends on the CPU.
+    """
 
     files: tuple[tuple[str, tuple[int, int, int, int] | None], ...] = ()
     folders: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    machine: str = ""
 
     def holds(self) -> bool:
         """Whether all of it still is as it was."""
-        return all(mark(path) == seen for path, seen in self.files) and all(
-            listing(path) == names for path, names in self.folders
+        return (
+            self.machine in ("", os.uname().nodename)
+            and all(mark(path) == seen for path, seen in self.files)
+            and all(listing(path) == names for path, names in self.folders)
         )
 
 
@@ -119,7 +125,7 @@ def save(state: str, request: tuple[Any, ...], plan: Plan, expansions: Expansion
     platform = plan.platform
     row = (
         request,
-        (plan.evidence.files, plan.evidence.folders),
+        (plan.evidence.files, plan.evidence.folders, plan.evidence.machine),
         (platform.name, platform.kind, platform.arch, platform.cpu_arch, platform.cpu_flags),
         tuple((tuple(one.label), _plain(one.files), tuple(one.folder) if one.folder else None) for one in plan.wanted),
         tuple(_row(step, expansions) for step in plan.steps),

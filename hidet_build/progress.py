@@ -153,6 +153,28 @@ class _State:
         return sum(self.counts.values())
 
 
+class SilentReporter:
+    """Says nothing: for callers who are told by exceptions, and whose standard error is not ours."""
+
+    def build_started(self, total_known: int) -> None:
+        """See Reporter; so for all below."""
+
+    def actions_added(self, count: int) -> None: ...  # noqa: D102
+    def started(self, action: Action, how: str) -> None: ...  # noqa: D102
+    def finished(self, action: Action, outcome: Outcome, result: ActionResult | None) -> None: ...  # noqa: D102
+    def failed(self, step: Step, error: BuildError) -> None: ...  # noqa: D102
+    def error(self, error: BuildError) -> None: ...  # noqa: D102
+    def waiting(self, label: str, pid: int, host: str, since: float) -> None: ...  # noqa: D102
+    def waited(self, label: str) -> None: ...  # noqa: D102
+    def message(self, text: str) -> None: ...  # noqa: D102
+    def warning(self, text: str) -> None: ...  # noqa: D102
+    def command(self, line: str) -> None: ...  # noqa: D102
+    def explained(self, action: Action, reason: str) -> None: ...  # noqa: D102
+    def tick(self) -> None: ...  # noqa: D102
+    def build_finished(self, summary: Summary) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
 class PlainReporter:
     """One line an event that matters: for logs, pipes and plain terminals.
 
@@ -246,10 +268,12 @@ class PlainReporter:
 
     def build_finished(self, summary: Summary) -> None:
         """See Reporter."""
-        for text, count in self._state.warnings.items():
-            if count > 1:
-                times = "once" if count == 2 else f"{count - 1} times"
-                self._say("WARNING", f"repeated {times}: {text.partition(chr(10))[0]}")
+        outputs = {output.decode(errors="replace").strip(): count for output, count in self._state.outputs.items()}
+        for severity, texts in (("INFO", outputs), ("WARNING", self._state.warnings)):
+            for text, count in texts.items():
+                if count > 1:
+                    times = "once" if count == 2 else f"{count - 1} times"
+                    self._say(severity, f"repeated {times}: {text.partition(chr(10))[0]}")
         severity, _, text = summary.text().partition(": ")
         self._say(severity, text)
 
@@ -264,7 +288,7 @@ class PlainReporter:
         heard = self._state.outputs.get(output, 0)
         self._state.outputs[output] = heard + 1
         if not heard:
-            self._say("INFO", f"output of {_describe(action)}:\n{output.decode(errors='replace').rstrip()}")
+            self._say("INFO", f"output of {_describe(action)}:\n{_shortened(output.decode(errors='replace').rstrip())}")
 
     def _say(self, severity: str, text: str) -> None:
         if self._colour:
@@ -277,14 +301,14 @@ class PlainReporter:
         self._write(text + "\n")
 
     def _write(self, text: str) -> None:
-        """Write and flush. A reader that has gone (`| head`) is no reason to end a build."""
+        """Write and flush. A reader that has gone (`| head`), or a full disk there, is no reason to end a build."""
         if self._broken:
             return
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         try:
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:
             self._broken = True
 
 
@@ -427,11 +451,20 @@ def _is_ci(environment: Mapping[str, str]) -> bool:
 
 
 _COLOURS = {"ERROR": "31;1", "WARNING": "35", "INFO": "32"}
+_MOST_TEXT = 10_000  # characters shown of what a tool said that succeeded
 _ALWAYS = (Outcome.EXECUTED, Outcome.CACHED, Outcome.UP_TO_DATE)
 
 
 def _describe(action: Action) -> str:
     return f"{action.mnemonic} {action.owner}"
+
+
+def _shortened(text: str) -> str:
+    """The beginning of a very long text, in whole lines where it has some."""
+    if len(text) <= _MOST_TEXT:
+        return text
+    shown = text[:_MOST_TEXT].rpartition("\n")[0] or text[:_MOST_TEXT]
+    return f"{shown}\n... {len(text[len(shown) :].splitlines())} more lines"
 
 
 def _counted(counts: Mapping[Outcome, int]) -> str:

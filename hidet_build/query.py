@@ -184,12 +184,12 @@ def parse(text: str) -> Expression:
     return expression
 
 
-def words(expression: Expression) -> Iterator[str]:
+def words(expression: Expression) -> Iterator[Word]:
     """Every pattern the expression names, in order."""
     if isinstance(expression, Word):
-        yield expression.text
+        yield expression
     elif isinstance(expression, WordSet):
-        yield from (word.text for word in expression.words)
+        yield from expression.words
     elif isinstance(expression, Let):
         yield from words(expression.value)
         yield from words(expression.body)

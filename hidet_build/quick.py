@@ -33,7 +33,10 @@ VARIABLES = (
 def answer(arguments: Sequence[str]) -> int | None:
     """Answer this command line if that can be done at once: print what a build prints, return 0. Else return None."""
     started = monotonic()
-    root = _root(os.getcwd())
+    try:
+        root = _root(os.getcwd())
+    except OSError:  # the folder is gone
+        return None
     if root is None or any(argument.startswith("--output_base") for argument in arguments):
         return None
     base = os.environ.get("HIDET_BUILD_OUTPUT_BASE") or f"{root}/hidet-out"
@@ -99,7 +102,9 @@ def _root(folder: str) -> str | None:
 
 def _unchanged(snapshot: tuple[object, ...], base: str) -> bool:
     """Whether every file and folder the saved answer rests on still is what it was."""
-    _, _, _, programs, files, folders, outputs, links = snapshot
+    _, _, _, machine, programs, files, folders, outputs, links = snapshot
+    if machine not in ("", os.uname().nodename):
+        return False
     stat, lstat = os.stat, os.lstat
     for path, mark in files:  # type: ignore[attr-defined]
         try:

@@ -20,8 +20,9 @@ A rule must be a pure function of its context: no clock, no environment, no file
 from __future__ import annotations
 
 import functools
+import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, Union
@@ -229,10 +230,13 @@ COMMON = {
 def rule(**attributes: Attribute) -> Callable[[Implementation], Rule]:
     """Make a rule of the decorated function; keyword arguments are its attributes.
 
-    Raises TypeError where an attribute has a name every target has already (`name`, `tags`, ...).
+    Raises TypeError where an attribute has a name every target has already (`name`, `tags`, ...), or is none.
     """
 
     def decorate(implementation: Implementation) -> Rule:
+        for name, attribute in attributes.items():
+            if not isinstance(attribute, Attribute):
+                raise TypeError(f"rule {implementation.__name__}: {name} must be made with attr.KIND(...)")
         clash = COMMON.keys() & attributes.keys()
         if clash:
             raise TypeError(f"rule {implementation.__name__}: every target has {', '.join(sorted(clash))} already")
@@ -249,14 +253,29 @@ def rule(**attributes: Attribute) -> Callable[[Implementation], Rule]:
 
 def rule_failure(label: Label, location: Location, path: str, error: Exception) -> AnalysisError:
     """The located error for an exception that a rule's own code, in the file `path`, let escape."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    related = []
-    if frames:
-        frame = frames[-1]
-        related = [("raised here", Location(path, frame.lineno or 1, 1, frame.line or ""))]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == path][-1:]
+    related = [("in the rule", _place_of(frame)) for frame in own if frame is not frames[-1]]
+    related += [("raised here", _place_of(frame)) for frame in frames[-1:] if own]
+    name = type(error).__name__
     return AnalysisError(
-        f"the rule of {label} failed: {type(error).__name__}: {error}", location=location, related=related
+        f"the rule of {label} failed: {name}: {error}" if str(error) else f"the rule of {label} failed: {name}",
+        location=location,
+        related=related,
     )
+
+
+def _place_of(frame: traceback.FrameSummary) -> Location:
+    return Location(frame.filename, frame.lineno or 1, 1, frame.line or "")
+
+
+# What an action may say its tool is; whether this machine has it shows when the action runs.
+_TOOL = re.compile(r"cxx|binutils|hidet(\+.+)?|command:.+")
+
+
+def _is_clean(path: object) -> bool:
+    """Whether this is a path that stays below the folder it starts in, written in the one way there is."""
+    return isinstance(path, str) and not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
 
 
 class Context:
@@ -290,10 +309,22 @@ class Context:
         return self._resolve(target, self.where(attribute)) if target else self.platform
 
     def output(self, name: str, *, platform: Platform | None = None, directory: bool = False) -> Artifact:
-        """A file (or folder) this target makes, in its own output folder."""
-        package = self.label.package
-        folder = f"{package}/{self.label.name}" if package else self.label.name
+        """A file (or folder) this target makes, in its own output folder, which has the empty name."""
+        if name and not _is_clean(name):
+            raise self._refusal(f"output {name!r} is not a path below the target's own output folder")
+        folder = self.label.path
         return Artifact(f"{folder}/{name}" if name else folder, (platform or self.platform).name, directory)
+
+    def by_path(self, files: Iterable[Artifact]) -> dict[str, Artifact]:
+        """These files as inputs, each at its own path; AnalysisError where two that differ have the same path."""
+        found: dict[str, Artifact] = {}
+        for file in files:
+            if found.setdefault(file.path, file) != file:
+                raise self._refusal(
+                    f"two of its files have the path {file.path}",
+                    hint="rename one of them, or the target that makes it",
+                )
+        return found
 
     def action(
         self,
@@ -311,12 +342,12 @@ class Context:
 
         `outputs` maps paths from `working_directory` to what they become. See `hidet_build.action.Action`.
         """
-        platform = next(iter(outputs.values())).platform
+        self._check_action(mnemonic, tool, arguments, inputs, outputs, working_directory)
         self._steps.append(
             Action(
                 self.label,
                 mnemonic,
-                platform,
+                next(iter(outputs.values())).platform,
                 tool,
                 tuple(arguments),
                 tuple(sorted(inputs.items())),
@@ -340,18 +371,27 @@ class Context:
         `read(artifact)` gives the bytes of one of `inputs`; the actions it declares must make `outputs`. What it does
         must follow from those bytes alone.
         """
+        if not inputs or not outputs:
+            raise self._refusal("ctx.then needs inputs to wait for and outputs to promise")
+        for artifact in inputs:
+            if not isinstance(artifact, Artifact) or artifact.is_source or artifact.directory:
+                raise self._refusal(f"ctx.then waits for made files, not for {_shown(artifact)}")
+        for artifact in outputs:
+            self._check_output(artifact, "ctx.then")
         self._steps.append(
             Continuation(
                 self.label,
                 outputs[0].platform,
                 tuple(inputs),
                 tuple(outputs),
-                functools.partial(self._continue, function),
+                functools.partial(self._continue, function, tuple(inputs)),
                 self.location,
             )
         )
 
-    def _continue(self, function: Callable[[Context, Reader], None], read: Reader) -> tuple[Step, ...]:
+    def _continue(
+        self, function: Callable[[Context, Reader], None], inputs: Sequence[Artifact], read: Reader
+    ) -> tuple[Step, ...]:
         later = Context(
             self.label,
             vars(self.attrs),
@@ -361,14 +401,64 @@ class Context:
             self._tags,
             self._resolve,
         )
+
+        def read_input(artifact: Artifact) -> bytes:
+            if artifact not in inputs:
+                raise self._refusal(f"it reads {_shown(artifact)}, which it did not say it waits for")
+            return read(artifact)
+
         try:
-            function(later, read)
+            function(later, read_input)
         except BuildError:
             raise
         except Exception as error:
-            raise rule_failure(self.label, self.location, function.__code__.co_filename, error) from error
+            path = getattr(getattr(function, "__code__", None), "co_filename", "")
+            raise rule_failure(self.label, self.location, path, error) from error
         return later.steps()
+
+    def _check_action(
+        self,
+        mnemonic: str,
+        tool: str,
+        arguments: Sequence[str],
+        inputs: Mapping[str, Input],
+        outputs: Mapping[str, Artifact],
+        working_directory: str,
+    ) -> None:
+        """What is wrong here would show when the action runs, or never: say it where the rule is at hand."""
+        what = f"action {mnemonic}"
+        if isinstance(arguments, str) or not arguments or not all(isinstance(one, str) for one in arguments):
+            raise self._refusal(f"{what}: arguments must be a list of strings, the program first; got {arguments!r}")
+        if not _TOOL.fullmatch(tool):
+            hint = 'it is "cxx", "binutils", "hidet" or "command:PROGRAM"'
+            raise self._refusal(f"{what}: there is no tool {tool!r}", hint=hint)
+        if not isinstance(inputs, Mapping) or not isinstance(outputs, Mapping):
+            raise self._refusal(f"{what}: inputs and outputs map paths to files")
+        if not outputs:
+            raise self._refusal(f"{what} has no outputs", hint="what makes nothing would never run")
+        for path in (*inputs, *outputs, *([working_directory] if working_directory else [])):
+            if not _is_clean(path):
+                raise self._refusal(f"{what}: {path!r} is not a path below the folder the action runs in")
+        for content in inputs.values():
+            if not isinstance(content, (Artifact, Text)):
+                raise self._refusal(f"{what}: an input is an Artifact or a Text, not {_shown(content)}")
+        for artifact in outputs.values():
+            self._check_output(artifact, what)
+
+    def _check_output(self, artifact: object, what: str) -> None:
+        folder = self.label.path
+        own = isinstance(artifact, Artifact) and f"{artifact.path}/".startswith(f"{folder}/")
+        if not isinstance(artifact, Artifact) or artifact.is_source or not own:
+            hint = "outputs are made with ctx.output(...)"
+            raise self._refusal(f"{what}: {_shown(artifact)} is no output of this target", hint=hint)
+
+    def _refusal(self, message: str, hint: str | None = None) -> AnalysisError:
+        return AnalysisError(f"{self.label}: {message}", location=self.location, hint=hint)
 
     def steps(self) -> tuple[Step, ...]:
         """What was declared so far, in order."""
         return tuple(self._steps)
+
+
+def _shown(value: object) -> str:
+    return value.path if isinstance(value, Artifact) else repr(value)

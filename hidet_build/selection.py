@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hidet_build.errors import BuildError, LoadError, UsageError, did_you_mean, raise_all
-from hidet_build.graph import Packages
+from hidet_build.graph import Packages, find_target, once
 from hidet_build.label import Label, Pattern
 from hidet_build.package import Package, Target
 from hidet_build.platform import Platform
-from hidet_build.workspace import Workspace
+from hidet_build.workspace import BUILD_FILE, Workspace
 
 
 @dataclass
 class Selection:
     """What the patterns came to.
 
-    `skipped` counts the targets a wildcard passed over because they are not for this platform; `errors` are those of
-    packages that a wildcard met and that `-k` lets us do without.
+    `skipped` counts the targets a wildcard passed over because they are not for this platform; `errors` say which
+    patterns and packages came to nothing, and `-k` lets us do without them.
     """
 
     labels: list[Label] = field(default_factory=list)
@@ -39,7 +39,7 @@ def select(
     """The targets the patterns name, in the order they were named, each once.
 
     Wildcards pass over targets tagged `manual` and those not compatible with `platform`; naming the latter is an
-    error. Negative patterns take away from those before them. Raises LoadError where a pattern names nothing.
+    error. Negative patterns take away from those before them. Without `keep_going` all errors are raised together.
     """
     selection = Selection()
     chosen: dict[Label, None] = {}
@@ -49,17 +49,12 @@ def select(
                 del chosen[label]
             continue
         if pattern.kind == "target":
-            label = Label(pattern.package, pattern.name)
-            package = packages(pattern.package, None)
-            target = package.targets.get(pattern.name)
-            if target is not None and not compatible(target, platform):
-                raise LoadError(
-                    f"{label} is for {', '.join(target.compatible_with)}, not for {platform.name}",
-                    location=target.location,
-                )
-            chosen[label] = None
+            try:
+                chosen[_named(pattern, packages, platform).label] = None
+            except BuildError as error:
+                selection.errors.append(error)
             continue
-        before = len(chosen), selection.skipped
+        before = len(chosen), selection.skipped, len(selection.errors)
         for package in _packages_of(pattern, packages, workspace, selection.errors):
             for target in package.targets.values():
                 if "manual" in target.tags:
@@ -68,12 +63,23 @@ def select(
                     selection.skipped += 1
                 elif tests is None or tests(target):
                     chosen[target.label] = None
-        if before == (len(chosen), selection.skipped) and not selection.errors:
-            raise _nothing(pattern, workspace)
+        if before == (len(chosen), selection.skipped, len(selection.errors)):
+            selection.errors.append(_nothing(pattern, workspace))
+    selection.errors = once(selection.errors)
     if not keep_going:
         raise_all(selection.errors)
     selection.labels = list(chosen)
     return selection
+
+
+def _named(pattern: Pattern, packages: Packages, platform: Platform) -> Target:
+    target = find_target(Label(pattern.package, pattern.name), None, packages)
+    if not compatible(target, platform):
+        raise LoadError(
+            f"{target.label} is for {', '.join(target.compatible_with)}, not for {platform.name}",
+            location=target.locations.get("compatible_with", target.location),
+        )
+    return target
 
 
 def compatible(target: Target, platform: Platform) -> bool:
@@ -99,4 +105,6 @@ def _nothing(pattern: Pattern, workspace: Workspace) -> BuildError:
             f"{pattern.text}: there is no folder {pattern.package}",
             hint=did_you_mean(pattern.package, workspace.walk_packages().packages),
         )
+    if not workspace.walk_packages(pattern.package).packages:
+        return LoadError(f"{pattern.text}: no folder there holds a {BUILD_FILE}")
     return UsageError(f"{pattern.text}: 0 targets match", hint="targets tagged `manual` must be named one by one")

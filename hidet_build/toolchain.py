@@ -140,6 +140,11 @@ class Toolchains:
         """All that were asked for so far, and are here."""
         return tuple(self._found.values())
 
+    @property
+    def asked_for_cpu(self) -> bool:
+        """Whether `native` was resolved: what follows from that holds on this machine alone."""
+        return bool(self._native_flags)
+
     def tree(self, name: str, location: Location | None = None) -> ToolTree:
         """The folder `hidet/include` or `hidet/lib`."""
         if name not in _TREES:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hidet_build.rule import Artifact, Context, DefaultInfo, Provider, attr, rule
 
+# What -g and __DATE__ would tell of this machine: a compiler takes PWD for its folder where that leads to it.
+REPRODUCIBLE = {"PWD": "/proc/self/cwd", "SOURCE_DATE_EPOCH": "0"}
 SOURCES = (".cc", ".cpp", ".cxx", ".c++", ".C", ".c")
 
 
@@ -64,8 +66,9 @@ def cc_object(ctx: Context) -> Sequence[Provider]:
             "-o",
             "module.o",
         ],
-        inputs={file.path: file for file in (attrs.src, *headers)},
+        inputs=ctx.by_path((attrs.src, *headers)),
         outputs={"module.o": compiled},
+        environment=REPRODUCIBLE,
     )
     ctx.action(
         "Symbols",

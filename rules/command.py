@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hidet_build.rule import AnalysisError, Artifact, Context, DefaultInfo, Provider, attr, rule
+from hidet_build.rule import AnalysisError, Context, DefaultInfo, Provider, attr, rule
 
 
 @rule(
@@ -32,14 +32,7 @@ def command(ctx: Context) -> Sequence[Provider]:
         if clean in outputs:
             raise AnalysisError(f"output {clean!r} is listed twice", location=ctx.where("outputs"))
         outputs[clean] = ctx.output(clean, directory=name.endswith("/"))
-    inputs: dict[str, Artifact] = {}
-    for file in attrs.inputs:
-        if inputs.setdefault(file.path, file) is not file:
-            raise AnalysisError(
-                f"{ctx.label} reads two files called {file.path}: a source, and what a target makes",
-                location=ctx.where("inputs"),
-                hint="rename the source or the target",
-            )
+    inputs = ctx.by_path(attrs.inputs)
     for name in outputs:
         # Sources are links to the user's files: what is written to one is written there.
         if f"{package}/{name}".lstrip("/") in inputs:

@@ -31,6 +31,9 @@ from hidet_build.rule import (
 WORKER = ("python3", "-m", "hidet_build.worker")
 # hidet's own flags for CPU code; the language standard and include folders come from codegen in compile.args.
 CPU_FLAGS = ("-O3", "-mavx2", "-m64", "-ffast-math")
+# Of the files in `data`, those that an IRModule's include_dirs, and its object_files and linking_dirs, are about.
+HEADERS = (".h", ".hh", ".hpp", ".cuh", ".inc", ".inl")
+LINKABLE = (".o", ".a", ".so")
 Read = Callable[[Artifact], bytes]
 
 
@@ -43,6 +46,7 @@ class ModuleInfo(Provider):
     types: Artifact  # func_types.pickle
     link_arguments: Artifact  # an argument file for the linker
     objects: tuple[Artifact, ...]  # handwritten objects it needs
+    link_inputs: tuple[Artifact, ...]  # files the link arguments may name by their path
     platform: Platform
 
 
@@ -71,6 +75,8 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
         )
     info = python_closure([attrs.src], [], attrs.requires, attrs.deps)
     headers = [header for dependency in attrs.deps if (cc := dependency.get(CcInfo)) for header in cc.headers]
+    headers += [file for file in attrs.data if file.path.endswith(HEADERS)]
+    linked = tuple(file for file in attrs.data if file.path.endswith(LINKABLE))
     objects = tuple(cc.object for dependency in attrs.deps if (cc := dependency.get(CcInfo)))
     lowered = ctx.output("lowered", platform=platform, directory=True)
     arguments = [*WORKER, "lower", "--src", attrs.src.path, "--entry", attrs.entry or ctx.label.name]
@@ -84,7 +90,7 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
         "HidetLower",
         tool="+".join(["hidet", *sorted(info.requires)]),
         arguments=[*arguments, "--out", "lowered"],
-        inputs={file.path: file for file in files},
+        inputs=ctx.by_path(files),
         outputs={"lowered": lowered},
     )
     names = ("module.o", "functions.json", "func_types.pickle", "link.args")
@@ -93,15 +99,28 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
 
     def expand(later: Context, read: Read) -> None:
         modules = json.loads(read(lowered.child("modules.json")))["modules"]
-        _generate(later, platform, lowered, modules, tuple(headers), made)
+        _generate(later, platform, lowered, modules, {header.path: header for header in headers}, made)
 
     ctx.then([lowered.child("modules.json")], list(made.values()), expand)
     provided = ModuleInfo(
-        made["module.o"], made["functions.json"], made["func_types.pickle"], made["link.args"], objects, platform
+        made["module.o"],
+        made["functions.json"],
+        made["func_types.pickle"],
+        made["link.args"],
+        objects,
+        linked,
+        platform,
     )
     if attrs.output_kind == ".o":
         return [DefaultInfo((made["module.o"], made["functions.json"])), provided]
-    link(ctx, library, [made["module.o"], *objects], [made["link.args"]], hidet=True)
+    link(
+        ctx,
+        library,
+        [made["module.o"], *objects],
+        [made["link.args"]],
+        {file.path: file for file in linked},
+        hidet=True,
+    )
     files_made = (library, made["func_types.pickle"], made["functions.json"])
     return [DefaultInfo(files_made, folder=ctx.output("", platform=platform, directory=True)), provided]
 
@@ -111,7 +130,7 @@ def _generate(
     platform: Platform,
     lowered: Artifact,
     modules: Sequence[Mapping[str, Any]],
-    headers: tuple[Artifact, ...],
+    headers: Mapping[str, Artifact],
     made: Mapping[str, Artifact],
 ) -> None:
     """Declare codegen for each lowered module, and what follows once their functions are known."""
@@ -133,7 +152,7 @@ def _generate(
     def expand(later: Context, read: Read) -> None:
         described = [json.loads(read(part["functions.json"])) for _, part in parts]
         if len(parts) == 1:
-            _compile(later, platform, *parts[0], described[0], headers, made["module.o"], {})
+            compile_module(later, platform, *parts[0], described[0], headers, made["module.o"], {})
         else:
             _join(later, platform, parts, described, headers, read, made)
 
@@ -142,17 +161,21 @@ def _generate(
     ctx.then(waited, promised, expand)
 
 
-def _compile(
+def compile_module(
     ctx: Context,
     platform: Platform,
     where: str,
     part: Mapping[str, Artifact],
     described: Mapping[str, Any],
-    headers: tuple[Artifact, ...],
+    headers: Mapping[str, Artifact],
     out: Artifact,
     renames: Mapping[str, str | None],
 ) -> None:
-    """Declare the compile of one module; its global variables and what `renames` says become local or get new names."""
+    """Declare the compile of one module; its global variables and what `renames` says become local or get new names.
+
+    `part` has what codegen wrote, `described` is its functions.json; `headers` go by their path in the execution root.
+    What lies between goes into the folder `where` of the target's outputs.
+    """
     needs_objcopy = bool(described["globals"] or renames)
     compiled = ctx.output(where + "compiled.o", platform=platform) if needs_objcopy else out
     ctx.action(
@@ -174,7 +197,7 @@ def _compile(
             "module.cc": part["module.cc"],
             "prelude.h": part["prelude.h"],
             "compile.args": part["compile.args"],
-            **{header.path: header for header in headers},
+            **headers,
         },
         outputs={"module.o": compiled},
         trees=["hidet/include"],
@@ -205,19 +228,39 @@ def _join(
     platform: Platform,
     parts: Sequence[tuple[str, Mapping[str, Artifact]]],
     described: Sequence[Mapping[str, Any]],
-    headers: tuple[Artifact, ...],
+    headers: Mapping[str, Artifact],
     read: Read,
     made: Mapping[str, Artifact],
 ) -> None:
-    """Declare one object out of those of several modules."""
+    """Declare one object out of those of several modules, and the tables that go with it."""
+    functions, merges = join_modules(ctx, platform, parts, described, headers, made["module.o"])
+    merge_types(ctx, merges, [part["func_types.pickle"] for _, part in parts], made["func_types.pickle"])
+    whole = {"automatic_launch": False, "functions": functions, "globals": [], "namespace": ""}
+    write(ctx, json.dumps(whole, indent=1, sort_keys=True) + "\n", made["functions.json"])
+    arguments = [line for _, part in parts for line in read(part["link.args"]).decode().splitlines()]
+    write(ctx, "".join(f"{line}\n" for line in dict.fromkeys(arguments)), made["link.args"])
+
+
+def join_modules(
+    ctx: Context,
+    platform: Platform,
+    parts: Sequence[tuple[str, Mapping[str, Artifact]]],
+    described: Sequence[Mapping[str, Any]],
+    headers: Mapping[str, Artifact],
+    out: Artifact,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Declare one object out of those of several modules.
+
+    The public functions under the names they have in it, and a row for `merge_types` of each module.
+    """
     owners: dict[str, str] = {}
     objects = []
-    tables: list[list[dict[str, Any]]] = []
+    functions: list[dict[str, Any]] = []
     merges = []
     for index, ((where, part), table) in enumerate(zip(parts, described, strict=True)):
         renames = launch_rename(table, f"{ctx.label.name}_{index}")
-        functions = renamed(table["functions"], renames)
-        for function in functions:
+        kept = renamed(table["functions"], renames)
+        for function in kept:
             other = owners.setdefault(function["name"], f"module {index}")
             if other != f"module {index}":
                 raise AnalysisError(
@@ -226,29 +269,20 @@ def _join(
                     location=ctx.where("entry"),
                     hint="give one of them another attrs.func_name",
                 )
-        tables.append(functions)
+        functions += kept
         merges.append(merge_row(f"{index}.pickle", renames))
-        out = ctx.output(where + "module.o", platform=platform)
-        _compile(ctx, platform, where, part, table, headers, out, symbol_renames(table, renames))
-        objects.append(out)
+        compiled = ctx.output(where + "module.o", platform=platform)
+        compile_module(ctx, platform, where, part, table, headers, compiled, symbol_renames(table, renames))
+        objects.append(compiled)
     names = [f"{index}.o" for index in range(len(objects))]
     ctx.action(
         "Join",
         tool="binutils",
         arguments=["ld", "-r", "@objects.args", "-o", "module.o"],
         inputs={"objects.args": Text("\n".join(names) + "\n"), **dict(zip(names, objects, strict=True))},
-        outputs={"module.o": made["module.o"]},
+        outputs={"module.o": out},
     )
-    merge_types(ctx, merges, [part["func_types.pickle"] for _, part in parts], made["func_types.pickle"])
-    whole = {
-        "automatic_launch": False,
-        "functions": [function for functions in tables for function in functions],
-        "globals": [],
-        "namespace": "",
-    }
-    write(ctx, json.dumps(whole, indent=1, sort_keys=True) + "\n", made["functions.json"])
-    arguments = [line for _, part in parts for line in read(part["link.args"]).decode().splitlines()]
-    write(ctx, "".join(f"{line}\n" for line in dict.fromkeys(arguments)), made["link.args"])
+    return functions, merges
 
 
 def launch_rename(table: Mapping[str, Any], name: str) -> dict[str, str | None]:
@@ -315,9 +349,18 @@ def write(ctx: Context, content: str, out: Artifact) -> None:
 
 
 def link(
-    ctx: Context, library: Artifact, objects: Sequence[Artifact], link_arguments: Sequence[Artifact], *, hidet: bool
+    ctx: Context,
+    library: Artifact,
+    objects: Sequence[Artifact],
+    link_arguments: Sequence[Artifact],
+    others: Mapping[str, Artifact],
+    *,
+    hidet: bool,
 ) -> None:
-    """Declare the link of a shared library, with hidet's runtime where the objects need it."""
+    """Declare the link of a shared library, with hidet's runtime where the objects need it.
+
+    `others` are the files that the argument files name, by that path.
+    """
     names = [f"{index}.o" for index in range(len(objects))]
     files = [f"{index}.args" for index in range(len(link_arguments))]
     runtime = ["-Wl,--no-as-needed", "-Lexternal/hidet/lib", "-lhidet_runtime"] if hidet else []
@@ -331,6 +374,7 @@ def link(
             "objects.args": Text("".join(f"{line}\n" for line in lines)),
             **dict(zip(names, objects, strict=True)),
             **dict(zip(files, link_arguments, strict=True)),
+            **others,
         },
         outputs={"lib.so": library},
         trees=["hidet/lib"] if hidet else [],

@@ -110,7 +110,8 @@ def _assemble(
     else:
         (library,) = outputs
     arguments = [module[ModuleInfo].link_arguments for module in modules]
-    link(ctx, library, list(dict.fromkeys(objects)), arguments, hidet=bool(modules))
+    others = {file.path: file for module in modules for file in module[ModuleInfo].link_inputs}
+    link(ctx, library, list(dict.fromkeys(objects)), arguments, others, hidet=bool(modules))
 
 
 def _claim(ctx: Context, owners: dict[str, Dependency], symbol: str, name: str, dependency: Dependency) -> None:

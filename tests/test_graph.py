@@ -33,4 +33,7 @@ def test_each_mistake_is_explained(mistake: str, tmp_path: Path, update_golden: 
 def _transcript(space: Space, ended: Ended) -> str:
     """What a run printed, without what differs between machines and runs, and its exit code."""
     text = (ended.err + ended.out).replace(str(space.root), "ROOT")
-    return re.sub(r" in [\d.]+ s\b", " in N s", text) + f"exit code {ended.code}\n"
+    text = re.sub(r" in [\d.]+ s\b", " in N s", text)
+    text = re.sub(r"\(\d+\.\d s\)", "(N s)", text)
+    text = re.sub(r"\bg\+\+ [\d.]+( \([^)]*\))?", "g++ VERSION", text)
+    return f"{text}exit code {ended.code}\n"

@@ -181,6 +181,7 @@ def test_equal_warnings_and_outputs_are_folded() -> None:
         "WARNING: once only",
         "INFO: output of Compile //k:a:",
         "note: same",
+        "INFO: repeated 2 times: note: same",
         "WARNING: repeated 49 times: hidet.toml is ignored",
         "INFO: built 3 targets: 3 actions: 3 cached in 2.0 s",
     ]

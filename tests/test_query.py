@@ -166,7 +166,7 @@ def test_words_are_the_patterns_alone() -> None:
     """What must be loaded for an expression: no regular expression, no depth, no variable."""
     text = "let x = //a in kind('r', deps($x, 2) + set(//b c/d.py) - (rdeps(//e/..., //a) ^ attr(tags, t, ':f')))"
 
-    assert list(words(parse(text))) == ["//a", "//b", "c/d.py", "//e/...", "//a", ":f"]
+    assert [word.text for word in words(parse(text))] == ["//a", "//b", "c/d.py", "//e/...", "//a", ":f"]
 
 
 def test_cycles_and_unknown_nodes_end() -> None:

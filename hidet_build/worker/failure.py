@@ -123,6 +123,9 @@ def _failure(error: BaseException, sources: Collection[str], clean: Callable[[st
         kind, subject, hint = "undeclared-import", error.module, error.hint
     elif isinstance(error, UndeclaredFile):
         kind, subject = "undeclared-file", error.path
+    elif isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        # It may well be in the workspace, and not among the inputs.
+        kind, subject = "undeclared-file", os.path.relpath(error.filename)
     file, line, column, text = _place(error, sources)
     return Failure(kind, clean(_summary(error)), subject, file, line, column, text, hint)
 

@@ -16,14 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hidet_build.errors import did_you_mean
 from hidet_build.worker import distribution, guard
 from hidet_build.worker.failure import StepFailure, user_failure
 from hidet_build.worker.protocol import Failure
 from hidet_build.worker.sources import ImportControl, Sources
+
+if TYPE_CHECKING:
+    from hidet_build.worker.hidet_tools import Lowered
 
 PRELUDE = "prelude.h"
 # Where a compile action finds hidet's own headers.
@@ -146,7 +149,7 @@ def _check_folders(wanted: Mapping[str, Sequence[str]], package: str, source: st
                         f"the IR module's {attribute} names {path!r}, which is neither declared nor hidet's own",
                         subject=path,
                         file=source,
-                        hint="name a folder of the workspace by its path from the root, and declare its files",
+                        hint="name a folder of the workspace by its path from the root, and declare its files in `data`",
                     )
                 )
 
@@ -168,23 +171,34 @@ def generate(arguments: argparse.Namespace, temporary: str) -> None:
     _set_options(arguments, temporary)
     with open(arguments.pickle, "rb") as file:
         lowered = hidet_tools.load_lowered(file.read())
-    module, kind = lowered.module, hidet_tools.kind_of(arguments.target)
+    kind = hidet_tools.kind_of(arguments.target)
+    write_generated(lowered, kind, arguments.out, lambda path: _place(path, hidet_tools.PACKAGE))
+
+
+def write_generated(lowered: Lowered, kind: str, out: str, place: Callable[[str], str]) -> None:
+    """Write the files of `generate` into the folder `out`.
+
+    `place` says under which path a compile action will find a folder or an object that the module asks for.
+    """
+    from hidet_build.worker import hidet_tools  # here, for it imports hidet
+
+    module = lowered.module
     source = hidet_tools.generate(module, kind)
     prelude, rest = split_prelude(source)
     folders = hidet_tools.search_folders(module)
-    include = [_place(path, hidet_tools.PACKAGE) for path in folders["include_dirs"]]
-    link = [_place(path, hidet_tools.PACKAGE) for path in folders["linking_dirs"]]
+    include = [place(path) for path in folders["include_dirs"]]
+    link = [place(path) for path in folders["linking_dirs"]]
     libraries = [*module.linking_libs, *(["cuda"] if kind == "cuda" and hidet_tools.needs_driver(source) else [])]
-    objects = [_place(path, hidet_tools.PACKAGE) for path in folders["object_files"]]
+    objects = [place(path) for path in folders["object_files"]]
     standard = "c++17" if kind == "cuda" and "<cooperative_groups.h>" in prelude else "c++11"
-    os.makedirs(arguments.out, exist_ok=True)
-    _write(arguments.out, "module.cu" if kind == "cuda" else "module.cc", f'{_INCLUDE} "{PRELUDE}"\n{rest}')
-    _write(arguments.out, PRELUDE, prelude)
-    _write(arguments.out, "func_types.pickle", hidet_tools.dump_types(hidet_tools.function_types(module)))
+    os.makedirs(out, exist_ok=True)
+    _write(out, "module.cu" if kind == "cuda" else "module.cc", f'{_INCLUDE} "{PRELUDE}"\n{rest}')
+    _write(out, PRELUDE, prelude)
+    _write(out, "func_types.pickle", hidet_tools.dump_types(hidet_tools.function_types(module)))
     compile_arguments = [f"-std={standard}", *(f"-I{folder}" for folder in (HIDET_INCLUDE, *include))]
     link_arguments = [*objects, *(f"-L{folder}" for folder in link), *(f"-l{name}" for name in libraries)]
-    _write(arguments.out, "compile.args", argument_file(compile_arguments))
-    _write(arguments.out, "link.args", argument_file(link_arguments))
+    _write(out, "compile.args", argument_file(compile_arguments))
+    _write(out, "link.args", argument_file(link_arguments))
     description = {
         "automatic_launch": lowered.automatic_launch,
         "functions": hidet_tools.functions(module),
@@ -197,7 +211,7 @@ def generate(arguments: argparse.Namespace, temporary: str) -> None:
         "standard": standard,
         "symbols": hidet_tools.symbols(source),
     }
-    _write(arguments.out, "functions.json", _json(description))
+    _write(out, "functions.json", _json(description))
 
 
 def split_prelude(source: str) -> tuple[str, str]:

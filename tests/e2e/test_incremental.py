@@ -365,13 +365,18 @@ def test_unwritable_cache_is_an_error_that_says_what_to_do(space: Space, place: 
 
 def test_build_goes_on_when_the_cache_is_full(space: Space) -> None:
     """On a full device nothing is stored, and the build is right all the same."""
-    space.write("k/BUILD.yaml", targets("{rule: command, name: big, arguments: [cp, a.bin, b.bin], inputs: [a.bin], outputs: [b.bin]}"))
+    space.write(
+        "k/BUILD.yaml",
+        targets("{rule: command, name: big, arguments: [cp, a.bin, b.bin], inputs: [a.bin], outputs: [b.bin]}"),
+    )
     content = os.urandom(1 << 20)
     (space.root / "k/a.bin").write_bytes(content)
     full = space.base / "full"
     full.mkdir()
     script = 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"'
-    if subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", full, "true"], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", full, "true"], check=False, capture_output=True
+    ).returncode:
         pytest.skip("may not mount here")
     words = ["unshare", "-m", "sh", "-c", script, "sh", str(full), *PROGRAM, "//k:big", f"--disk_cache={full}"]
 

@@ -1,0 +1,34 @@
+"""Where the user's things lie and how much of the machine we may use: what environment variables decide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+PROGRAM = "hidet-build"
+
+
+def user_cache(environment: Mapping[str, str]) -> str:
+    """The folder for what is shared by all workspaces of a user: findings about the machine, and the store."""
+    base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, PROGRAM)
+
+
+def disk_cache(flag: str | None, environment: Mapping[str, str]) -> str:
+    """The folder of the store: flag, variable, then the user's cache folder; empty where it is switched off."""
+    chosen = flag if flag is not None else environment.get("HIDET_BUILD_DISK_CACHE")
+    if chosen is None:
+        return user_cache(environment)
+    return os.path.abspath(os.path.expanduser(chosen)) if chosen else ""
+
+
+def output_base(flag: str | None, environment: Mapping[str, str], root: str) -> str:
+    """The folder of outputs and state: flag, variable, then `hidet-out` in the workspace."""
+    chosen = flag or environment.get("HIDET_BUILD_OUTPUT_BASE")
+    return os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
+
+
+def default_jobs(environment: Mapping[str, str]) -> int:
+    """How many actions run at once unless a flag says otherwise: MAX_JOBS, else the cores we may use."""
+    limit = environment.get("MAX_JOBS", "")
+    return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))
