@@ -16,8 +16,8 @@ def main() -> int:
         if code is not None:
             return code
         from hidet_build import cli  # everything else, only when there may be something to do
-    except KeyboardInterrupt:  # nothing was begun
-        return 8
+    except KeyboardInterrupt:  # nothing was begun; and Python would end itself by the signal
+        os._exit(8)
 
     return cli.main(sys.argv[1:])
 
@@ -26,7 +26,7 @@ def _open_missing_streams() -> None:
     """Where a standard stream was closed, put one that leads nowhere: its number must not go to a file of ours."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
 def _leave_current_folder() -> None:

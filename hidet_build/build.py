@@ -8,6 +8,7 @@ report    what was made and how to use it; keep what the next build can use
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -26,7 +27,7 @@ from hidet_build.lock import KeyLocks
 from hidet_build.performer import Notice, Options, Performer
 from hidet_build.plan import Plan, PlanStale
 from hidet_build.process import Processes
-from hidet_build.progress import Reporter, Summary
+from hidet_build.progress import Outcome, Reporter, Summary
 from hidet_build.request import Request
 from hidet_build.state import State
 from hidet_build.toolchain import Toolchains
@@ -56,43 +57,54 @@ def build(
         *(request.platform, request.symlink_prefix, sys.version, environment.get("PATH"), environment.get("CXX")),
     )
     plan = plans.recall(layout.state, identity)
-    try:
-        if plan is not None and not request.nobuild:
-            return _carry_out(plan, identity, request, options, layout, toolchains, processes, reporter, started)
-    except PlanStale:  # what was declared depends on what was built, and that came out differently
-        toolchains = find_toolchains(request.user_cache, environment, processes, layout)
-    from hidet_build.declaration import declare  # yaml and networkx, only when the graph may have changed
+    finished: Mapping[str, Outcome] = {}
+    with contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
+        carry_out = functools.partial(
+            _carry_out, identity, request, options, layout, processes, workers, reporter, started
+        )
+        try:
+            if plan is not None and not request.nobuild:
+                return carry_out(plan, toolchains, finished)
+        except PlanStale as stale:  # what was declared depends on what was built, and that came out differently
+            finished = stale.finished
+            toolchains = find_toolchains(request.user_cache, environment, processes, layout)
+        from hidet_build.declaration import declare  # yaml and networkx, only when the graph may have changed
 
-    plan = declare(request, options.keep_going, toolchains)
-    if request.nobuild:
-        for error in plan.errors:
-            reporter.error(error)
-        summary = Summary({}, time.monotonic() - started, len(plan.wanted), only_analyzed=True)
-        return summary, _exit_code(plan.errors)
-    return _carry_out(plan, identity, request, options, layout, toolchains, processes, reporter, started)
+        plan = declare(request, options.keep_going, toolchains)
+        if not request.nobuild:
+            return carry_out(plan, toolchains, finished)
+    for error in plan.errors:
+        reporter.error(error)
+    summary = Summary({}, time.monotonic() - started, len(plan.wanted), only_analyzed=True)
+    return summary, _exit_code(plan.errors)
 
 
 def _carry_out(
-    plan: Plan,
     identity: tuple[object, ...],
     request: Request,
     options: Options,
     layout: Layout,
-    toolchains: Toolchains,
     processes: Processes,
+    workers: WorkerPool,
     reporter: Reporter,
     started: float,
+    plan: Plan,
+    toolchains: Toolchains,
+    finished: Mapping[str, Outcome],
 ) -> tuple[Summary, int]:
-    """Run a plan, say what was made, and keep what spares the next build work."""
+    """Run a plan, say what was made, and keep what spares the next build work.
+
+    `finished` is what was done of a plan that turned out not to fit any more.
+    """
     for error in plan.errors:
         reporter.error(error)
     if plan.skipped:
         reporter.message(f"{plan.skipped} targets are not for {plan.platform.name} and were skipped")
-    reporter.build_started(0)
+    reporter.build_started(len(finished))
     state = State(layout.state, request.root)
-    with processes.watching(), contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
-        engine = _engine(request, options, layout, state, toolchains, processes, workers, reporter)
-        result = engine.build(plan.steps, (file for target in plan.wanted for file in target.files))
+    engine = _engine(request, options, layout, state, toolchains, processes, workers, reporter)
+    with processes.watching():
+        result = engine.build(plan.steps, (file for target in plan.wanted for file in target.files), finished)
     if not plan.errors:
         plans.save(layout.state, identity, plan, engine.expansions())
     if not options.check_up_to_date:

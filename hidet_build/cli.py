@@ -102,7 +102,10 @@ def _interruptible(processes: Processes) -> Iterator[None]:
             os._exit(ExitCode.INTERRUPTED)
         processes.terminate_all()
         if not processes.watched:
-            raise KeyboardInterrupt
+            # Nothing is half done but what the next run puts right. An exception would get lost in somebody's
+            # `finally` or callback, and one through `exec` makes Python die of the signal whatever we return.
+            os.write(2, b"ERROR: interrupted\n")
+            os._exit(ExitCode.INTERRUPTED)
 
     # What we were started deaf to (`nohup`, a background job of a script) we stay deaf to.
     numbers = [

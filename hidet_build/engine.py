@@ -107,16 +107,22 @@ class Engine:
         self._expansions: dict[str, tuple[str, tuple[Step, ...]]] = {}
         self._asked: set[str] = set()  # what the user wants, by artifact id
         self._stopping = self._stale = False
+        self._earlier: Mapping[str, Outcome] = {}
+        self._finished: dict[str, Outcome] = {}
         self._result = Result()
 
     # ---- the story, on the loop thread
 
-    def build(self, steps: Iterable[Step], wanted: Iterable[Artifact]) -> Result:
+    def build(
+        self, steps: Iterable[Step], wanted: Iterable[Artifact], earlier: Mapping[str, Outcome] | None = None
+    ) -> Result:
         """Make `wanted` and whatever it needs; steps nobody needs are left alone.
 
         Never raises for a failing action: the result lists failures in the order they happened. Raises PlanStale when
-        the steps came from a saved plan that no longer fits; what was running then is finished and recorded.
+        the steps came from a saved plan that no longer fits; what was running then is finished and recorded. Then
+        `earlier` tells the next engine what it says was finished: that counts as what it was, and is not told again.
         """
+        self._earlier = earlier or {}
         for step in steps:
             self._know(step)
         requested = list(wanted)
@@ -127,7 +133,7 @@ class Engine:
         finally:
             self._close()
         if self._stale:
-            raise PlanStale
+            raise PlanStale(self._finished)
         return self._result
 
     def made(self, artifact: Artifact) -> bool:
@@ -227,7 +233,8 @@ class Engine:
                 self._skip(user)
         for node in (*reversed(selected), *waiters):  # the deepest were selected last: start with them
             self._ready_if_met(node)
-        self._reporter.actions_added(sum(isinstance(node.step, Action) for node in selected))
+        added = [node.step for node in selected if isinstance(node.step, Action)]
+        self._reporter.actions_added(sum(step.id not in self._earlier for step in added))
 
     def _ready_if_met(self, node: _Node) -> None:
         if node.phase is _Phase.WAITING and not node.unmet:
@@ -247,9 +254,10 @@ class Engine:
                 self._continue(node, node.step)
                 return
             work = self._prepare(node.step)
-            record = None if self._options.nocache else self._state.record(work.action.id)
+            earlier = self._earlier.get(work.action.id)
+            record = None if self._options.nocache and not earlier else self._state.record(work.action.id)
             if record is not None and record.signature == work.signature and self._intact(work.action, record):
-                self._succeed(node, work.action, _restored(record), Outcome.UP_TO_DATE)
+                self._succeed(node, work.action, _restored(record), earlier or Outcome.UP_TO_DATE)
             elif self._options.check_up_to_date:
                 self._result.not_up_to_date.append((work.action, self._reason(work, record)))
                 self._stopping = True
@@ -385,7 +393,9 @@ class Engine:
             inside = tuple(file.path[len(name) + 1 :] for file in result.files if file.path.startswith(name + "/"))
             self._folders[targets[name]] = inside
         self._result.counts[outcome] += 1
-        self._reporter.finished(action, outcome, result)
+        if action.id not in self._earlier:
+            self._reporter.finished(action, outcome, result)
+        self._finished[action.id] = outcome
         self._set(node, _Phase.DONE)
         for user, _ in node.dependents:
             user.unmet -= 1

@@ -22,6 +22,7 @@ from hidet_build.action import Action, Artifact, Continuation, Input, Reader, St
 from hidet_build.errors import BuildError, Location
 from hidet_build.label import Label
 from hidet_build.platform import Platform
+from hidet_build.progress import Outcome
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,14 @@ Expansions = Mapping[str, tuple[str, tuple[Step, ...]]]
 
 
 class PlanStale(Exception):
-    """A saved continuation read something new, so what it declared then no longer counts."""
+    """A saved continuation read something new, so what it declared then no longer counts.
+
+    `finished` are the actions that were done by then, and what became of each.
+    """
+
+    def __init__(self, finished: Mapping[str, Outcome] | None = None) -> None:
+        super().__init__()
+        self.finished = finished or {}
 
 
 # The mark of a file that may have been written after it was read; no file ever has it.

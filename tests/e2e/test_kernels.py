@@ -139,6 +139,21 @@ def test_edit_of_the_declaration(space: Space) -> None:
     assert '{"size": 2} -> {"size": 3}' in changed.err
 
 
+def test_edit_that_changes_what_is_to_be_done(space: Space) -> None:
+    """A function with other parameters makes the saved plan void half-way; the count of what was done stays right."""
+    space.write("k/a.py", kernel("a"))
+    space.write("k/BUILD.yaml", targets("{rule: ir_module, name: a, src: a.py}"))
+    space.build("//k:a")
+    space.write("k/a.py", kernel("a").replace("n: i32", "n: i32, m: i32"))
+
+    done = space.build("//k:a")
+
+    assert "INFO: built 1 target: 4 actions: 4 executed" == done.summary
+    assert [f"[{number}/" for number in range(1, 5)] == re.findall(r"^\[\d+/", done.err, re.MULTILINE)
+    assert "[4/4] CppLink //k:a" in done.err
+    assert "INFO: 1 target up to date" == space.build("//k:a").summary
+
+
 def test_kernels_that_generate_one_source_share_a_compile(space: Space) -> None:
     """Different modules with the same generated source are compiled once."""
     entries = [

@@ -1,0 +1,272 @@
+"""The drivers: hidet's own functions on our engine. Each mistake of hidet's drivers is a test of what is right."""
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.hidet
+hidet = pytest.importorskip("hidet")
+torch = pytest.importorskip("torch")
+
+from hidet.lang import attrs  # noqa: E402
+from hidet.lang.types import f32  # noqa: E402
+from hidet.runtime import load_compiled_module  # noqa: E402
+
+from hidet_build.drivers import build_ir_module, build_ir_module_batch  # noqa: E402
+from hidet_build.errors import BuildError, ErrorGroup  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def scale(factor: float, name: str = "scale") -> Any:
+    """A module with one public function that multiplies 16 numbers in place."""
+    with hidet.script_module() as module:
+
+        @hidet.script
+        def function(x: f32[16]):
+            attrs.func_kind = "public"
+            attrs.func_name = name
+            for i in range(16):
+                x[i] = x[i] * factor
+
+    return module.ir_module()
+
+
+def result(folder: Path, name: str = "scale") -> float:
+    """What the built function makes of one."""
+    x = torch.ones(16)
+    load_compiled_module(str(folder))[name](x)
+    return float(x[0])
+
+
+def compiles(cache: Path) -> int:
+    """How many results the store has: each compile and link adds one."""
+    return sum(1 for path in (cache / "hidet-build" / "ac").rglob("*") if path.is_file())
+
+
+def test_folder_holds_what_hidet_leaves(tmp_path: Path) -> None:
+    """The output folder has the library, its types, the source, the command line and the lock file."""
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
+
+    assert {".lock", "compile.sh", "func_types.pickle", "lib.so", "source.cc"} == set(os.listdir(tmp_path / "out"))
+    assert 2.0 == result(tmp_path / "out")
+
+
+def test_changed_module_is_rebuilt(tmp_path: Path) -> None:
+    """hidet keeps the library that is there; here a changed module replaces it."""
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
+    build_ir_module(scale(3.0), str(tmp_path / "out"), "cpu")
+
+    assert 3.0 == result(tmp_path / "out")
+
+
+def test_changed_architecture_is_rebuilt(tmp_path: Path) -> None:
+    """Another target in the same folder compiles anew."""
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu --arch=x86-64-v3")
+    before = (tmp_path / "out" / "compile.sh").read_text()
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu --arch=x86-64")
+
+    assert "-march=x86-64-v3" in before
+    assert "-march=x86-64 " in (tmp_path / "out" / "compile.sh").read_text()
+
+
+def test_unchanged_module_compiles_nothing(tmp_path: Path, cache: Path) -> None:
+    """The second call finds the compile and the link in the store, and does not touch the library."""
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
+    before = compiles(cache), os.stat(tmp_path / "out" / "lib.so").st_ino
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
+
+    assert before == (compiles(cache), os.stat(tmp_path / "out" / "lib.so").st_ino)
+    assert 2 == before[0]
+
+
+def test_options_and_module_stay(tmp_path: Path) -> None:
+    """The architecture does not leak into hidet's options, and the module is not lowered in place."""
+    module = scale(2.0)
+    arch, text = hidet.option.get_option("cpu.arch"), str(module)
+    build_ir_module(module, str(tmp_path / "out"), "cpu --arch=x86-64")
+
+    assert (arch, text) == (hidet.option.get_option("cpu.arch"), str(module))
+
+
+def test_broken_files_are_replaced(tmp_path: Path) -> None:
+    """A library of garbage and a torn pickle are not taken for results."""
+    out = tmp_path / "out"
+    build_ir_module(scale(2.0), str(out), "cpu")
+    (out / "lib.so").write_bytes(b"garbage")
+    (out / "func_types.pickle").write_bytes((out / "func_types.pickle").read_bytes()[:10])
+    build_ir_module(scale(2.0), str(out), "cpu")
+
+    assert 2.0 == result(out)
+
+
+def test_object_file(tmp_path: Path) -> None:
+    """`.o` stops at the object."""
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu", output_kind=".o")
+
+    assert b"\x7fELF" == (tmp_path / "out" / "lib.o").read_bytes()[:4]
+    assert not (tmp_path / "out" / "lib.so").exists()
+
+
+def test_sequence_makes_one_library(tmp_path: Path) -> None:
+    """Several modules make one `.so` that has the functions of all, and the caller's list stays as it is."""
+    modules = [scale(5.0, "five"), scale(6.0, "six")]
+    given = list(modules)
+    build_ir_module(modules, str(tmp_path / "out"), "cpu")
+
+    types = pickle.loads((tmp_path / "out" / "func_types.pickle").read_bytes())
+    assert (["five", "six"], given) == (list(types), modules)
+    assert (5.0, 6.0) == (result(tmp_path / "out", "five"), result(tmp_path / "out", "six"))
+
+
+def test_two_lowerings_of_one_object(tmp_path: Path) -> None:
+    """Building the same module object twice gives the same source."""
+    module = hidet.ops.matmul_x86(
+        hidet.symbol([64, 64], device="cpu"), hidet.symbol([64, 64], device="cpu")
+    ).op.task.implement("cpu", str(tmp_path))[0]
+    build_ir_module(module, str(tmp_path / "one"), "cpu")
+    build_ir_module(module, str(tmp_path / "two"), "cpu")
+
+    assert (tmp_path / "one" / "source.cc").read_bytes() == (tmp_path / "two" / "source.cc").read_bytes()
+
+
+def test_batch_keeps_order_and_random_state(tmp_path: Path) -> None:
+    """The i-th folder holds the i-th module; the list and the global random numbers are as they were."""
+    modules = [scale(float(number)) for number in range(5)]
+    given, folders = list(modules), [str(tmp_path / str(number)) for number in range(5)]
+    random.seed(7)
+    expected = [random.random(), random.random()]
+    random.seed(7)
+    drawn = [random.random()]
+    returned = build_ir_module_batch(modules, folders, ".so", "cpu")
+    drawn.append(random.random())
+
+    assert (folders, given, expected) == (returned, modules, drawn)
+    assert [0.0, 1.0, 2.0, 3.0, 4.0] == [result(tmp_path / str(number)) for number in range(5)]
+
+
+def test_batch_gathers_failures(tmp_path: Path) -> None:
+    """All failures come together and say which module; the others are built."""
+    broken = [scale(1.0), scale(2.0)]
+    for module in broken:
+        module.include_headers.append(["no/such/header.h"])
+    folders = [str(tmp_path / name) for name in "abc"]
+    with pytest.raises(ErrorGroup) as raised:
+        build_ir_module_batch([broken[0], scale(3.0), broken[1]], folders, ".so", "cpu")
+
+    assert [f"module 0 ({folders[0]})", f"module 2 ({folders[2]})"] == [
+        error.message.partition(":")[0] for error in raised.value.errors
+    ]
+    assert "no/such/header.h" in str(raised.value)
+    assert 3.0 == result(tmp_path / "b")
+
+
+def test_failure_does_not_poison_the_next_call(tmp_path: Path) -> None:
+    """After a failed build the next one works."""
+    module = scale(1.0)
+    module.include_headers.append(["no/such/header.h"])
+    with pytest.raises(BuildError):
+        build_ir_module(module, str(tmp_path / "bad"), "cpu")
+    build_ir_module(scale(4.0), str(tmp_path / "good"), "cpu")
+
+    assert 4.0 == result(tmp_path / "good")
+
+
+def test_blanks_in_paths(tmp_path: Path) -> None:
+    """A folder with blanks works."""
+    build_ir_module(scale(2.0), str(tmp_path / "a folder"), "cpu")
+
+    assert 2.0 == result(tmp_path / "a folder")
+
+
+def test_include_folder_of_the_machine(tmp_path: Path) -> None:
+    """A header in a folder the module names is an input: when it changes, so does the library."""
+    (tmp_path / "include").mkdir()
+    header = tmp_path / "include" / "factor.h"
+
+    def module() -> Any:
+        made = scale(2.0)
+        made.include_headers.append(["factor.h"])
+        made.include_dirs.append(str(tmp_path / "include"))
+        return made
+
+    header.write_text('extern "C" inline float hidet_test_factor() { return 1; }\n')
+    build_ir_module(module(), str(tmp_path / "out"), "cpu")
+    header.write_text("#error changed\n")
+    with pytest.raises(BuildError) as raised:
+        build_ir_module(module(), str(tmp_path / "out"), "cpu")
+
+    assert "#error changed" in str(raised.value)
+
+
+def test_thread_and_torch_threads(tmp_path: Path) -> None:
+    """It works in a thread of a process that has used torch's own threads."""
+    torch.ones(512, 512) @ torch.ones(512, 512)
+    thread = threading.Thread(target=build_ir_module, args=(scale(2.0), str(tmp_path / "out"), "cpu"))
+    thread.start()
+    thread.join()
+
+    assert 2.0 == result(tmp_path / "out")
+
+
+PROGRAM = """
+    import multiprocessing, sys
+    multiprocessing.set_start_method("spawn")
+    import hidet
+    from hidet.lang import attrs
+    from hidet.lang.types import f32
+    from hidet_build.drivers import build_ir_module_batch
+    from tests.test_drivers import scale
+
+    print("started")
+    build_ir_module_batch([scale(2.0), scale(3.0)], [sys.argv[1] + "/0", sys.argv[1] + "/1"], ".so", "cpu")
+    """
+
+
+def test_spawn_and_no_main_guard(tmp_path: Path) -> None:
+    """`python -c` without a main guard, with spawn as the start method: the program runs once."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+
+    assert 1 == done.stdout.count("started")
+    assert (2.0, 3.0) == (result(tmp_path / "0"), result(tmp_path / "1"))
+
+
+def test_waits_for_the_lock_in_the_folder(tmp_path: Path) -> None:
+    """A writer that holds hidet's lock file is waited for."""
+    from filelock import FileLock
+
+    (tmp_path / "out").mkdir()
+    lock = FileLock(str(tmp_path / "out" / ".lock"))
+    lock.acquire()
+    thread = threading.Thread(target=build_ir_module, args=(scale(2.0), str(tmp_path / "out"), "cpu"))
+    thread.start()
+    thread.join(timeout=6)
+    waited = thread.is_alive() and not (tmp_path / "out" / "lib.so").exists()
+    lock.release()
+    thread.join()
+
+    assert waited
+    assert 2.0 == result(tmp_path / "out")
+
+
+def test_unknown_targets(tmp_path: Path) -> None:
+    """A target that cannot be read is an error that says what can be."""
+    with pytest.raises(BuildError) as raised:
+        build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu --arch")
+
+    assert "--arch=NAME" in str(raised.value)
