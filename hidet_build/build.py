@@ -23,7 +23,7 @@ from hidet_build.errors import BuildError, EnvironmentFailure, ExitCode
 from hidet_build.execution import Layout, is_output_link, link_path
 from hidet_build.files import Placer, seal_time_ns
 from hidet_build.local import LocalRunner
-from hidet_build.lock import KeyLocks
+from hidet_build.lock import KeyLocks, shared
 from hidet_build.performer import Notice, Options, Performer
 from hidet_build.plan import Plan, PlanStale
 from hidet_build.process import Processes
@@ -56,9 +56,10 @@ def build(
         *(request.patterns, request.package, request.root, request.output_base),
         *(request.platform, request.symlink_prefix, sys.version, environment.get("PATH"), environment.get("CXX")),
     )
-    plan = plans.recall(layout.state, identity)
     finished: Mapping[str, Outcome] = {}
-    with contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
+    with shared(layout.lock), contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
+        _prepare_folders(request, layout)  # once more: we may have waited for a `clean`
+        plan = plans.recall(layout.state, identity)
         carry_out = functools.partial(
             _carry_out, identity, request, options, layout, processes, workers, reporter, started
         )

@@ -30,6 +30,7 @@ class Layout:
         self.root = root
         self.output_base = output_base
         self.state = os.path.join(output_base, ".state")
+        self.lock = os.path.join(self.state, "lock")  # shared by the builds here, and held alone by `clean`
 
     def path(self, artifact: Artifact) -> str:
         """The absolute path of an artifact."""

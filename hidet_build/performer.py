@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -210,6 +210,7 @@ class Performer:
         kept = False
         try:
             place.stage(action, self._layout, work.folders, work.trees)
+            inodes = self._verify_inputs(work, place)
             if self._options.subcommands:
                 line = self._runner.command(action, work.toolchain, place.moved(self._keeping_place(action)))
                 self._tell(lambda reporter: reporter.command(line))
@@ -223,7 +224,7 @@ class Performer:
                 kept = True
                 raise self._failure(work, place, ended)
             result, places = place.collect(action, ended.output, ended.seconds)
-            self._check_inputs(work)
+            self._check_inputs(work, place, inodes)
             self._publish(work, key, result, places)
             if self._options.subcommands:  # the line that was printed should work when it is pasted, too
                 place.clear(action)
@@ -234,20 +235,42 @@ class Performer:
             if not kept:
                 place.discard()
 
-    def _check_inputs(self, work: Work) -> None:
-        """An action that wrote to its own made inputs has spoiled them for everybody."""
-        digests = {where: found for where, found, _ in work.contents}
-        for where, content in work.action.inputs:
-            if not isinstance(content, Artifact) or content.is_source:
-                continue
-            inside = [f"/{name}" for name in work.folders[content.id]] if content.directory else [""]
-            for name in inside:
-                if not files.is_sealed(os.lstat(self._layout.path(content) + name), digests[where + name]):
+    def _verify_inputs(self, work: Work, place: ExecutionRoot) -> dict[str, int]:
+        """Make sure that the made inputs in the execution root are what the key says; gives the inode of each.
+
+        They are links to outputs, and another invocation, which saw newer sources, may have made those anew.
+        """
+        digests = {where: (found, executable) for where, found, executable in work.contents}
+        inodes = {}
+        for where in _made_inputs(work):
+            path = os.path.join(place.root, where)
+            found, executable = digests[where]
+            if not files.is_sealed(os.lstat(path), found):
+                files.remove(path)
+                if not self._cache.place(found, executable, path):
                     raise ActionFailed(
-                        f"{work.action.owner}: {work.action.mnemonic} changed its own input {where}{name}",
+                        f"{work.action.owner}: another build made {where} anew while this one ran",
                         location=work.action.location,
-                        hint="copy an input before changing it",
+                        hint="build again",
                     )
+            inodes[where] = os.lstat(path).st_ino
+        return inodes
+
+    @staticmethod
+    def _check_inputs(work: Work, place: ExecutionRoot, inodes: Mapping[str, int]) -> None:
+        """An action that wrote to its own made inputs has spoiled them for everybody; it may put others there."""
+        digests = {where: found for where, found, _ in work.contents}
+        for where, inode in inodes.items():
+            try:
+                status = os.lstat(os.path.join(place.root, where))
+            except OSError:  # moved or deleted
+                continue
+            if status.st_ino == inode and not files.is_sealed(status, digests[where]):
+                raise ActionFailed(
+                    f"{work.action.owner}: {work.action.mnemonic} changed its own input {where}",
+                    location=work.action.location,
+                    hint="copy an input before changing it",
+                )
 
     def _publish(self, work: Work, key: reapi.ActionKey, result: ActionResult, places: Mapping[str, str]) -> None:
         """Into the store and from there to the outputs; straight to the outputs where the store will not have it."""
@@ -298,6 +321,17 @@ class Performer:
 
     def _tell_waiting(self, holder: Holder, _: float) -> None:
         self._tell(lambda reporter: reporter.waiting(holder.label, holder.pid, holder.host, holder.since))
+
+
+def _made_inputs(work: Work) -> Iterator[str]:
+    """The paths in the execution root of the input files that other actions made."""
+    for where, content in work.action.inputs:
+        if not isinstance(content, Artifact) or content.is_source:
+            continue
+        if content.directory:
+            yield from (f"{where}/{name}" for name in work.folders[content.id])
+        else:
+            yield where
 
 
 def _sources(action: Action) -> list[str]:

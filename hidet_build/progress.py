@@ -477,7 +477,8 @@ def _plural(count: int, noun: str) -> str:
 
 def _waiting(label: str, pid: int, host: str, since: float) -> str:
     begun = f" since {time.strftime('%H:%M:%S', time.localtime(since))}" if since else ""
-    return f"waiting for {label}: process {pid} on {host} builds it{begun}"
+    builder = f"process {pid} on {host}" if pid else "another process"
+    return f"waiting for {label}: {builder} builds it{begun}"
 
 
 def _elapsed(seconds: float) -> str:

@@ -43,6 +43,7 @@ def select(
     """
     selection = Selection()
     chosen: dict[Label, None] = {}
+    passed_over: set[Label] = set()
     for pattern in patterns:
         if pattern.negative:
             for label in [label for label in chosen if pattern.covers(label)]:
@@ -54,21 +55,25 @@ def select(
             except BuildError as error:
                 selection.errors.append(error)
             continue
-        before = len(chosen), selection.skipped, len(selection.errors)
+        errors, matched = len(selection.errors), False
         for package in _packages_of(pattern, packages, workspace, selection.errors):
             for target in package.targets.values():
                 if "manual" in target.tags:
                     continue
                 if not compatible(target, platform):
-                    selection.skipped += 1
+                    passed_over.add(target.label)
                 elif tests is None or tests(target):
                     chosen[target.label] = None
-        if before == (len(chosen), selection.skipped, len(selection.errors)):
+                else:
+                    continue
+                matched = True
+        if not matched and errors == len(selection.errors):
             selection.errors.append(_nothing(pattern, workspace))
     selection.errors = once(selection.errors)
     if not keep_going:
         raise_all(selection.errors)
     selection.labels = list(chosen)
+    selection.skipped = len(passed_over)
     return selection
 
 

@@ -1,6 +1,6 @@
 """What the rules of a workspace declare, as text.
 
-`python -m tests.declared ROOT` prints it, for another process to compare. Nothing runs: what a continuation reads is made
+`python -m tests.declared ROOT` prints it, for another process to compare. Nothing runs: what continuations read is made
 up by the file's name.
 """
 

@@ -1,39 +1,120 @@
-"""Mistakes that show only when targets meet: one tiny workspace each, run through the real program from outside."""
+"""The graphs of targets and of steps: their edges, their order, and what may not be in them."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.space import Ended, Space
+from hidet_build.action import Action, Artifact, Continuation, Step
+from hidet_build.errors import AnalysisError, LoadError
+from hidet_build.graph import TargetGraph, action_graph, load
+from hidet_build.label import Label, parse_label
+from hidet_build.loader import Loader
+from hidet_build.platform import parse_target
+from hidet_build.workspace import Workspace
 
-GOLDEN = Path(__file__).parent / "golden" / "graph"
-PROMPT = "$ hidet-build "
-
-
-@pytest.mark.parametrize("mistake", sorted(path.name for path in GOLDEN.iterdir()))
-def test_each_mistake_is_explained(mistake: str, tmp_path: Path, update_golden: bool) -> None:
-    """The first line of a golden file is the command, the rest what it printed and how it ended."""
-    space = Space(tmp_path)
-    shutil.copytree(GOLDEN / mistake, space.root, dirs_exist_ok=True)
-    golden = GOLDEN / mistake / "expected.txt"
-    expected = golden.read_text(encoding="utf-8")
-    command = expected.partition("\n")[0]
-    actual = f"{command}\n{_transcript(space, space.run(*shlex.split(command.removeprefix(PROMPT))))}"
-    if update_golden:
-        golden.write_text(actual, encoding="utf-8")
-
-    assert golden.read_text(encoding="utf-8") == actual
+BUILD = """\
+workspace: {name: w}
+targets:
+  - {rule: filegroup, name: top, srcs: [":left", ":right", a.txt]}
+  - {rule: filegroup, name: left, srcs: [":bottom"]}
+  - {rule: filegroup, name: right, srcs: [":bottom", a.txt]}
+  - {rule: filegroup, name: bottom, srcs: {select: {cpu: [a.txt], cuda: [":gpu"], default: ["//none:x"]}}}
+  - {rule: filegroup, name: gpu}
+"""
 
 
-def _transcript(space: Space, ended: Ended) -> str:
-    """What a run printed, without what differs between machines and runs, and its exit code."""
-    text = (ended.err + ended.out).replace(str(space.root), "ROOT")
-    text = re.sub(r" in [\d.]+ s\b", " in N s", text)
-    text = re.sub(r"\(\d+\.\d s\)", "(N s)", text)
-    text = re.sub(r"\bg\+\+ [\d.]+( \([^)]*\))?", "g++ VERSION", text)
-    return f"{text}exit code {ended.code}\n"
+def loaded(root: Path, *labels: str, platform: str | None = "cpu") -> TargetGraph:
+    """The graph below these targets."""
+    (root / "BUILD.yaml").write_text(BUILD)
+    (root / "a.txt").write_text("")
+    workspace = Workspace(str(root))
+    roots = [(parse_label(label, ""), None) for label in labels]
+    return load(roots, Loader(workspace).package, workspace, platform and parse_target(platform))
+
+
+def test_a_graph_holds_what_is_needed(tmp_path: Path) -> None:
+    """Targets, source files, and where each edge was written."""
+    graph = loaded(tmp_path, ":right")
+    edge = graph.edges.edges[Label("", "right"), Label("", "a.txt")]
+
+    assert ({"right", "bottom"}, {Label("", "a.txt")}) == ({label.name for label in graph.targets}, graph.sources)
+    assert ("srcs", "BUILD.yaml:5:54") == (edge["attribute"], str(edge["location"]))
+    assert [Label("", "bottom"), Label("", "a.txt")] == graph.needs(Label("", "right"))
+
+
+def test_dependencies_come_first(tmp_path: Path) -> None:
+    """Whatever order they were asked for in."""
+    for roots in ([":top", ":bottom"], [":bottom", ":left", ":top"]):
+        names = [target.label.name for target in loaded(tmp_path, *roots).in_order()]
+
+        assert {"bottom", "left", "right", "top"} == set(names)
+        assert ("bottom", "top") == (names[0], names[-1])
+
+
+def test_a_select_counts_by_its_branch(tmp_path: Path) -> None:
+    """The others may name what there is not; without a platform, none may."""
+    on_cpu = loaded(tmp_path, ":bottom")
+    on_gpu = loaded(tmp_path, ":bottom", platform="cuda --arch=sm_90")
+    with pytest.raises(LoadError) as caught:
+        loaded(tmp_path, ":bottom", platform=None)
+
+    assert [Label("", "a.txt")] == on_cpu.needs(Label("", "bottom"))
+    assert [Label("", "gpu")] == on_gpu.needs(Label("", "bottom"))
+    assert "no such package '//none': there is no folder 'none'" == caught.value.message
+
+
+def made(path: str, directory: bool = False) -> Artifact:
+    """An output."""
+    return Artifact(path, "cpu", directory)
+
+
+def step(inputs: list[Artifact], *outputs: Artifact, owner: str = "x") -> Action:
+    """An action with these inputs and outputs."""
+    return Action(
+        owner=Label("k", owner),
+        mnemonic="Step",
+        platform="cpu",
+        tool="cxx",
+        arguments=("g++",),
+        inputs=tuple((artifact.path, artifact) for artifact in inputs),
+        outputs=tuple((artifact.path, artifact) for artifact in outputs),
+    )
+
+
+def later(inputs: list[Artifact], *outputs: Artifact) -> Continuation:
+    """A continuation with these inputs and outputs."""
+    return Continuation(Label("k", "x"), "cpu", tuple(inputs), outputs, lambda _: ())
+
+
+def test_steps_need_who_makes_their_inputs() -> None:
+    """Action or continuation, by name or as a file in a folder; sources are made by nobody."""
+    folder = step([Artifact("a.txt")], made("k/x/folder", directory=True))
+    waits = later([made("k/x/folder").child("b")], made("k/x/c"), made("k/x/d"))
+    last = step([made("k/x/d"), made("k/x/folder", directory=True)], made("k/x/e"))
+    graph = action_graph([last, waits, folder])
+
+    assert {(waits.id, folder.id), (last.id, waits.id), (last.id, folder.id)} == set(graph.edges)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([step([], made("k/x/a")), step([], made("k/x/a"), owner="y")], "//k:x and //k:y both make k/x/a"),
+        ([step([], made("k/x/a")), later([made("k/x/a")], made("k/x/a"))], "//k:x makes k/x/a twice"),
+        ([step([], made("k/x/a", True)), step([], made("k/x/a/b"), owner="y")], "//k:x and //k:y both make k/x/a/b"),
+        ([step([], made("k/x/a")), step([], made("k/x/a/b"))], "//k:x makes k/x/a/b twice"),
+        ([step([], made("k/x/a", True), made("k/x/a/b"))], "//k:x makes k/x/a/b twice"),
+        ([step([made("k/y/a")], made("k/x/a"))], "//k:x: nothing makes k/y/a"),
+        ([step([Artifact("k/x/a", "other")], made("k/x/a"))], "//k:x: nothing makes k/x/a"),
+        ([later([made("k/x/b")], made("k/x/a"))], "//k:x: nothing makes k/x/b"),
+        ([step([made("a")], made("b")), step([made("b")], made("a"))], "//k:x: its actions form a cycle: "),
+    ],
+)
+def test_steps_that_do_not_fit_together(steps: list[Step], message: str) -> None:
+    """Refused before anything runs."""
+    with pytest.raises(AnalysisError) as caught:
+        action_graph(steps)
+
+    assert caught.value.message.startswith(message)

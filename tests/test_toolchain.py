@@ -95,7 +95,7 @@ def test_unknown_program_of_a_toolchain(shared_memo: str) -> None:
     with pytest.raises(AnalysisError) as caught:
         found.executable("nvcc")
 
-    assert caught.value.hint == "arguments[0] can be ld or nm or objcopy"
+    assert caught.value.hint == "arguments[0] can be ld or nm or objcopy or sh"
 
 
 def test_second_look_up_asks_nothing(tmp_path: Path, prober: Prober) -> None:
@@ -221,16 +221,16 @@ def test_missing_compiler_says_how_to_install_one(tmp_path: Path) -> None:
 
 
 def test_binutils(tmp_path: Path, shared_memo: str) -> None:
-    """nm, ld and objcopy come by PATH; what is missing is named."""
+    """nm, ld, objcopy and a shell come by PATH; what is missing is named."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nm").symlink_to("/usr/bin/nm")
     found = system(shared_memo).get("binutils")
     with pytest.raises(EnvironmentFailure) as caught:
         system(shared_memo, PATH=str(tmp_path / "bin")).get("binutils")
 
-    assert sorted(found.executables) == ["ld", "nm", "objcopy"]
+    assert sorted(found.executables) == ["ld", "nm", "objcopy", "sh"]
     assert found.version.startswith("GNU ld")
-    assert caught.value.message == "PATH has no ld, objcopy"
+    assert caught.value.message == "PATH has no ld, objcopy, sh"
 
 
 def test_command_is_its_content(tmp_path: Path) -> None:

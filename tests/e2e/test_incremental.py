@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,7 @@ CHAIN = """\
         outputs: [out.txt]
       - rule: command
         name: copy
-        arguments: [sh, -c, "cat upper/out.txt upper/out.txt > out.txt; printf '#!/bin/sh\\\\necho hi\\\\n' > run; chmod +x run"]
+        arguments: [sh, -c, "cat upper/out.txt upper/out.txt > out.txt; echo 'echo hi' > run; chmod +x run"]
         inputs: [":upper"]
         outputs: [out.txt, run]
     """
@@ -203,7 +205,7 @@ def test_lost_executable_bit_is_restored(space: Space) -> None:
     done = space.build("//k:copy", "--explain")
 
     assert [] == done.actions
-    assert b"hi\n" == subprocess.run([space.root / RUN], stdout=subprocess.PIPE, check=True).stdout
+    assert b"hi\n" == subprocess.run(["sh", "-c", space.root / RUN], stdout=subprocess.PIPE, check=True).stdout
 
 
 def test_restored_time_hides_an_edit_of_an_output(space: Space) -> None:
@@ -523,6 +525,35 @@ def test_file_added_to_a_glob_while_a_build_runs(space: Space) -> None:
     assert "one\ntwo\n" == space.read("hidet-bin/k/slow/out")
 
 
+def test_output_made_anew_by_another_build_meanwhile(space: Space) -> None:
+    """A build goes on with what it saw, whatever a later one makes of newer sources; neither spoils the cache."""
+    gated(space)
+    space.write("k/b.md", "one\n")
+    more = """\
+          - {rule: command, name: first, arguments: [cp, b.md, out], inputs: [b.md], outputs: [out]}
+          - {rule: command, name: second, arguments: [cp, first/out, out], inputs: [":first"], outputs: [out]}
+        """
+    path = space.root / "k/BUILD.yaml"
+    path.write_text(path.read_text() + textwrap.indent(textwrap.dedent(more), "  "))
+    build = space.start("//k:second", "//k:slow", "-j1")
+    deadline = time.monotonic() + 60
+    while not (space.base / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    before = ((space.root / "hidet-out/cpu-x86-64-v3/k/first/out").exists(), (space.root / "hidet-bin").exists())
+    space.write("k/b.md", "two\n")
+    space.build("//k:first")
+    (space.base / "go").touch()
+    build.communicate(timeout=60)
+    old = space.read("hidet-bin/k/second/out")
+    space.build("//k:second")
+    new = space.read("hidet-bin/k/second/out")
+    space.write("k/b.md", "one\n")
+    space.build("//k:second")
+
+    assert ((True, False), 0) == (before, build.returncode)
+    assert ("one\n", "two\n", "one\n") == (old, new, space.read("hidet-bin/k/second/out"))
+
+
 # ---- declarations
 
 
@@ -596,7 +627,8 @@ OWN_RULE = '''\
     def say(ctx):
         """Writes a word."""
         out = ctx.output("out")
-        ctx.action("Say", tool="command:sh", arguments=["sh", "-c", f"echo {WORD} > out"], inputs={}, outputs={"out": out})
+        line = f"echo {WORD} > out"
+        ctx.action("Say", tool="command:sh", arguments=["sh", "-c", line], inputs={}, outputs={"out": out})
         return [DefaultInfo((out,))]
     '''
 
@@ -629,3 +661,84 @@ def test_deleted_source_is_an_error(space: Space) -> None:
 
     assert 1 == done.code
     assert "a.txt" in done.err
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("x", "x/"), ("x/", "x"), ("x", "x/y"), ("x/y", "x"), ("x/", "x/y"), ("x/y", "x/")]
+)
+def test_output_that_becomes_another_kind(space: Space, before: str, after: str) -> None:
+    """A file may become a folder of that name, and the other way round."""
+    lines = {"x": "echo 1 > x", "x/": "echo 1 > x/f", "x/y": "echo 1 > x/y"}
+    paths = {"x": "x", "x/": "x/f", "x/y": "x/y"}
+    found = []
+    for output in (before, after, before):
+        entry = f"{{rule: command, name: a, arguments: [sh, -c, '{lines[output]}'], outputs: ['{output}']}}"
+        space.write("k/BUILD.yaml", targets(entry))
+        space.build("//k:a")
+        found.append(space.read(f"hidet-bin/k/a/{paths[output]}"))
+
+    assert ["1\n"] * 3 == found
+
+
+def test_moved_workspace_is_up_to_date(space: Space) -> None:
+    """A workspace that was renamed with its outputs needs no build."""
+    chain(space)
+    space.root = space.root.rename(space.base / "moved")
+
+    assert "INFO: 1 target up to date" == space.build("//k:copy").summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_random_edits_end_as_a_clean_build_would(space: Space, seed: int) -> None:
+    """After each of a dozen random edits and spoilings, the outputs are those of the sources as they are."""
+    choice = random.Random(seed)
+    lines, word = {"a.txt": ["one"]}, "end"
+
+    def write() -> None:
+        for name, text in lines.items():
+            space.write(f"k/{name}", "".join(f"{line}\n" for line in text))
+        space.write(
+            "k/BUILD.yaml",
+            targets(
+                "{rule: command, name: whole, arguments: [sh, -c, 'cat *.txt > out'], "
+                "inputs: [glob: ['*.txt']], outputs: [out]}",
+                "{rule: command, name: split, arguments: [split, -l1, -a1, whole/out, d/], "
+                "inputs: [':whole'], outputs: [d/]}",
+                f"{{rule: command, name: join, arguments: [sh, -c, 'cat split/d/* > out; echo {word} >> out'], "
+                "inputs: [':split'], outputs: [out]}",
+            ),
+        )
+
+    def spoil(folder: Path) -> None:
+        made = [path for path in folder.rglob("*") if path.is_file() and not {".state", "locks"} & set(path.parts)]
+        for path in choice.sample(made, min(3, len(made))):
+            choice.choice([append, truncate, Path.unlink])(path)
+
+    for step in range(12):
+        write()
+        space.build("//k:join", *choice.choice([[], [], ["--platforms=cpu --arch=x86-64-v4"]]))
+        expected = [line for name in sorted(lines) for line in lines[name]]
+        actual = space.read("hidet-bin/k/join/out").split()
+        parts = list((space.root / "hidet-bin/k/split/d").iterdir())
+
+        assert ([*expected, word], len(expected)) == (actual, len(parts)), f"step {step}"
+        edit = choice.randrange(7)
+        if edit == 0:
+            lines[choice.choice(["a.txt", "b.txt", "c.txt"])] = [f"{step}", "two"][: choice.randint(1, 2)]
+        elif edit == 1 and len(lines) > 1:
+            gone = choice.choice(sorted(lines))
+            del lines[gone]
+            (space.root / "k" / gone).unlink()
+        elif edit == 2:
+            word = f"end{step}"
+        elif edit == 3:
+            spoil(space.root / "hidet-out")
+        elif edit == 4:
+            spoil(space.cache / "hidet-build/cas")
+        elif edit == 5:
+            shutil.rmtree(
+                space.root / "hidet-out" / choice.choice([".", ".state", "cpu-x86-64-v3"]), ignore_errors=True
+            )
+        else:
+            shutil.rmtree(space.cache / "hidet-build" / choice.choice(["ac", "cas"]))

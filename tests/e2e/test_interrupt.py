@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.space import Space, targets
+from tests.space import PROGRAM, Space, targets
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 # Deaf to all that can be ignored, as is the grandchild it starts; until a file appears.
@@ -180,6 +180,27 @@ def test_interrupt_while_waiting_for_a_lock(space: Space) -> None:
     finish(holder)
 
     assert (8, True, 8) == (waiter.returncode, went_on, holder.returncode)
+
+
+def test_ignored_signal_stays_ignored(space: Space) -> None:
+    """Under `nohup` a hangup does not end the build."""
+    started, gate = space.base / "started", space.base / "gate"
+    script = f"touch {started}; while ! test -e {gate}; do sleep 0.02; done; touch o"
+    space.write("k/BUILD.yaml", targets(f'{{rule: command, name: t, arguments: [sh, -c, "{script}"], outputs: [o]}}'))
+    process = subprocess.Popen(
+        ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *PROGRAM, "//k:t"],
+        cwd=space.root,
+        env=space.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until(started.exists)
+
+    process.send_signal(signal.SIGHUP)
+    gate.touch()
+    said = finish(process)
+
+    assert 0 == process.returncode, said
 
 
 @pytest.mark.parametrize("words", [["//k:t"], ["--nobuild", "//k:t"], ["query", "//k:t"]])

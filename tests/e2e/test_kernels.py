@@ -144,7 +144,7 @@ def test_edit_that_changes_what_is_to_be_done(space: Space) -> None:
     space.write("k/a.py", kernel("a"))
     space.write("k/BUILD.yaml", targets("{rule: ir_module, name: a, src: a.py}"))
     space.build("//k:a")
-    space.write("k/a.py", kernel("a").replace("n: i32", "n: i32, m: i32"))
+    space.write("k/a.py", kernel("a").replace("x: ~f32", "x: ~f32, y: ~f32"))
 
     done = space.build("//k:a")
 
@@ -416,3 +416,19 @@ def test_failing_kernel_is_not_remembered(space: Space) -> None:
     for done in runs:
         assert "k/a.py:11 in a\n    raise ValueError('the size is wrong')\nValueError: the size is wrong" in done.err
     assert 1 == len({re.sub(r"in [\d.]+ s", "", done.err) for done in runs})
+
+
+def test_nothing_is_left_outside_outputs_and_cache(space: Space) -> None:
+    """After kernels that were built and kernels that failed, TMPDIR and HOME are empty, and so are the sources."""
+    (space.base / "tmp").mkdir()
+    space.write("k/a.py", kernel("a"))
+    space.write("k/b.py", kernel("b", inside="import tempfile; tempfile.mkdtemp(); raise ValueError"))
+    space.write(
+        "k/BUILD.yaml", targets("{rule: ir_module, name: a, src: a.py}", "{rule: ir_module, name: b, src: b.py}")
+    )
+
+    done = space.run("//k:all", "-k", environment={"TMPDIR": str(space.base / "tmp")})
+
+    assert 1 == done.code
+    assert [[], []] == [sorted(path.name for path in (space.base / name).iterdir()) for name in ("tmp", "home")]
+    assert ["BUILD.yaml", "a.py", "b.py"] == sorted(path.name for path in (space.root / "k").iterdir())
