@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -28,8 +28,8 @@ from hidet_build.execution import link_path
 from hidet_build.performer import Options
 from hidet_build.process import Processes
 from hidet_build.progress import choose_reporter
+from hidet_build.settings import PROGRAM, default_jobs, disk_cache, output_base, user_cache
 
-PROGRAM = "hidet-build"
 # Errors of the machine and not of ours, wherever they come from.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 # The verbs, and what each is for.
@@ -252,7 +252,7 @@ def _build_flags(parser: argparse.ArgumentParser) -> None:
         parser, "block_for_lock", default=True, help="--noblock_for_lock: exit 9 where another build holds an action"
     )
     parser.add_argument(
-        "--lock_timeout", metavar="SECONDS", type=float, help="how long to wait for another build's action"
+        "--lock_timeout", metavar="SECONDS", type=_seconds, help="how long to wait for another build's action"
     )
     parser.add_argument(
         "--platforms", metavar="TARGET", default="", help='what to build for, like cpu or "cpu --arch=x86-64-v4"'
@@ -264,6 +264,16 @@ def _switch(parser: argparse.ArgumentParser, name: str, *short: str, default: bo
     """A flag that is `--name` and `--noname`."""
     parser.add_argument(f"--{name}", *short, action="store_true", default=default, help=help)
     parser.add_argument(f"--no{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, not {text!r}")
+    return seconds
 
 
 def _jobs(text: str) -> int:
@@ -292,9 +302,9 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
         root=root,
         package=package,
         patterns=tuple(options.words),
-        output_base=_output_base(options, root),
-        disk_cache=_disk_cache(options),
-        user_cache=_user_cache(os.environ),
+        output_base=output_base(options.output_base, os.environ, root),
+        disk_cache=disk_cache(options.disk_cache, os.environ),
+        user_cache=user_cache(os.environ),
         platform=options.platforms,
         symlink_prefix=options.symlink_prefix,
         lock_timeout=options.lock_timeout,
@@ -303,7 +313,7 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
         arguments=tuple(argv),
     )
     running = Options(
-        jobs=options.jobs or _default_jobs(os.environ),
+        jobs=options.jobs or default_jobs(os.environ),
         keep_going=options.keep_going,
         explain=options.explain,
         subcommands=options.subcommands,
@@ -331,7 +341,7 @@ def _query(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
             package,
             " ".join(options.words),
             options.output,
-            _output_base(options, root),
+            output_base(options.output_base, os.environ, root),
             options.symlink_prefix,
             options.keep_going,
         )
@@ -352,7 +362,7 @@ def _clean(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     from hidet_build.clean import clean
 
     root = _workspace()[0]
-    clean(_output_base(options, root), link_path(root, options.symlink_prefix), MARKERS)
+    clean(output_base(options.output_base, os.environ, root), link_path(root, options.symlink_prefix), MARKERS)
     return ExitCode.SUCCESS
 
 
@@ -360,19 +370,19 @@ def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -
     from hidet_build.build import describe_tool
 
     root, package = _workspace()
-    base = _output_base(options, root)
+    base = output_base(options.output_base, os.environ, root)
     values: dict[str, Callable[[], str]] = {
         "workspace": lambda: root,
         "package": lambda: f"//{package}",
         "output_base": lambda: base,
         "bin": lambda: link_path(root, options.symlink_prefix) or "none",
-        "disk_cache": lambda: _disk_cache(options) or os.path.join(base, ".state", "cache"),
-        "user_cache": lambda: _user_cache(os.environ),
+        "disk_cache": lambda: disk_cache(options.disk_cache, os.environ) or os.path.join(base, ".state", "cache"),
+        "user_cache": lambda: user_cache(os.environ),
         "version": lambda: hidet_build.__version__,
         "python": lambda: sys.executable,
     }
     for name in ("cxx", "binutils", "hidet"):
-        values[name] = partial(describe_tool, name, root, base, _user_cache(os.environ), os.environ, processes)
+        values[name] = partial(describe_tool, name, root, base, user_cache(os.environ), os.environ, processes)
     for word in options.words:
         if word not in values:
             raise UsageError(f"unknown key {word!r}", hint=did_you_mean(word, values) or "keys: " + ", ".join(values))
@@ -429,31 +439,3 @@ def _workspace() -> tuple[str, str]:
             hint="go to your project, or start one: a BUILD.yaml with `workspace: {name: my_kernels}`",
         )
     return root, os.path.relpath(here, root) if here != root else ""
-
-
-def _output_base(options: argparse.Namespace, root: str) -> str:
-    chosen = options.output_base or os.environ.get("HIDET_BUILD_OUTPUT_BASE")
-    base = os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
-    if f"{root}/".startswith(f"{base.rstrip('/')}/"):
-        raise UsageError(f"the output base {base} holds the workspace", hint="give the outputs a folder of their own")
-    return base
-
-
-def _user_cache(environment: Mapping[str, str]) -> str:
-    base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # unset, or what the XDG specification tells us to ignore
-        base = os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, PROGRAM)
-
-
-def _disk_cache(options: argparse.Namespace) -> str:
-    """The store: flag, variable, then the user's cache folder; empty where it is switched off."""
-    chosen = options.disk_cache if options.disk_cache is not None else os.environ.get("HIDET_BUILD_DISK_CACHE")
-    if chosen is None:
-        return _user_cache(os.environ)
-    return os.path.abspath(os.path.expanduser(chosen)) if chosen else ""
-
-
-def _default_jobs(environment: Mapping[str, str]) -> int:
-    limit = environment.get("MAX_JOBS", "")
-    return int(limit) if limit.isdecimal() and int(limit) else len(os.sched_getaffinity(0))

@@ -127,12 +127,12 @@ class _Session:
 
     def platform(self, target: str | Target) -> Platform:
         """The platform of a target, what it leaves open taken from hidet's options as hidet's own driver does."""
-        from hidet import option  # the caller has imported it
+        from hidet_build.worker import live  # hidet, which the caller has imported
 
         text = target if isinstance(target, str) else _target_text(target)
         kind = text.split()[0] if text.split() else ""
         if kind == "cpu" and "--arch" not in text:
-            chosen = option.get_option("cpu.arch")
+            chosen = live.option("cpu.arch")
             text += f" --arch={'native' if chosen == 'auto' else chosen}"
         if kind in ("cuda", "hip"):
             raise UsageError(f"target {text!r} cannot be built yet: only cpu can")
@@ -328,10 +328,10 @@ def _named(error: BuildError, requests: Sequence[_Request], number: int) -> Buil
 
 def _script(source: str, platform: Platform, output_kind: str) -> bytes:
     """A command line that compiles the source by hand, as hidet leaves one."""
-    from hidet.libinfo import get_include_dirs
+    from hidet_build.worker import live
 
     kind = ["-shared"] if output_kind == ".so" else ["-c"]
-    folders = [f"-I{folder}" for folder in get_include_dirs()]
+    folders = [f"-I{folder}" for folder in live.include_folders()]
     command = ["g++", *folders, "-O3", "-std=c++11", "-mavx2", "-m64", "-ffast-math", *platform.march]
     command += ["-fPIC", "-fopenmp", *kind, source, "-o", f"lib{output_kind}"]
     return f"#!/bin/bash\n\n{shlex.join(command)}\n".encode()

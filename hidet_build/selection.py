@@ -69,6 +69,11 @@ def select(
                 matched = True
         if not matched and errors == len(selection.errors):
             selection.errors.append(_nothing(pattern, workspace))
+    if not chosen and not passed_over and not selection.errors:
+        # Whoever asked for something and gets nothing must notice, in CI above all.
+        selection.errors.append(
+            UsageError("0 targets are left: the patterns with a minus took away all that the others named")
+        )
     selection.errors = once(selection.errors)
     if not keep_going:
         raise_all(selection.errors)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from hidet_build.errors import UsageError
+
 PROGRAM = "hidet-build"
 
 
 def user_cache(environment: Mapping[str, str]) -> str:
     """The folder for what is shared by all workspaces of a user: findings about the machine, and the store."""
-    base = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # unset, or what the XDG specification tells us to ignore
+        base = os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, PROGRAM)
 
 
@@ -23,12 +27,18 @@ def disk_cache(flag: str | None, environment: Mapping[str, str]) -> str:
 
 
 def output_base(flag: str | None, environment: Mapping[str, str], root: str) -> str:
-    """The folder of outputs and state: flag, variable, then `hidet-out` in the workspace."""
+    """The folder of outputs and state: flag, variable, then `hidet-out` in the workspace.
+
+    Raises UsageError where it would hold the workspace.
+    """
     chosen = flag or environment.get("HIDET_BUILD_OUTPUT_BASE")
-    return os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
+    base = os.path.abspath(os.path.expanduser(chosen)) if chosen else os.path.join(root, "hidet-out")
+    if f"{root}/".startswith(f"{base.rstrip('/')}/"):
+        raise UsageError(f"the output base {base} holds the workspace", hint="give the outputs a folder of their own")
+    return base
 
 
 def default_jobs(environment: Mapping[str, str]) -> int:
     """How many actions run at once unless a flag says otherwise: MAX_JOBS, else the cores we may use."""
     limit = environment.get("MAX_JOBS", "")
-    return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))
+    return int(limit) if limit.isdecimal() and int(limit) else len(os.sched_getaffinity(0))

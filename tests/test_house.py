@@ -33,8 +33,16 @@ def rooms() -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """The modules a file imports anywhere, in dotted form; of ours, one name deeper than `from` says."""
+    """The modules a file imports when it runs, in dotted form; of ours, one name deeper than `from` says."""
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
+        if node in for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -60,6 +60,21 @@ def generate(jobs: Sequence[Job], parallel: int) -> list[str]:
     return said
 
 
+def option(name: str) -> Any:
+    """What one of hidet's options is set to in this process."""
+    import hidet
+
+    return hidet.option.get_option(name)
+
+
+def include_folders() -> list[str]:
+    """Where hidet's own headers are."""
+    from hidet.libinfo import get_include_dirs
+
+    found: list[str] = get_include_dirs()
+    return found
+
+
 def may_fork() -> bool:
     """Whether a forked child of this process can lower: a CUDA context does not survive a fork."""
     torch = sys.modules.get("torch")

@@ -149,7 +149,7 @@ def _check_folders(wanted: Mapping[str, Sequence[str]], package: str, source: st
                         f"the IR module's {attribute} names {path!r}, which is neither declared nor hidet's own",
                         subject=path,
                         file=source,
-                        hint="name a folder of the workspace by its path from the root, and declare its files in `data`",
+                        hint="name a workspace folder by its path from the root, and declare its files in `data`",
                     )
                 )
 
