@@ -11,7 +11,7 @@ from typing import Any
 
 from hidet_build.action import Artifact, Step
 from hidet_build.errors import AnalysisError, BuildError, Location, by_place, raise_all
-from hidet_build.graph import TargetGraph
+from hidet_build.graph import TargetGraph, providing_rules
 from hidet_build.label import Label
 from hidet_build.package import Select, Target, resolve_select
 from hidet_build.platform import Platform
@@ -117,11 +117,13 @@ def _value(
     if attribute.kind == FILES:
         return tuple(dict.fromkeys(file for one in value for file in _files(one, attribute, graph, analysis)))
     if attribute.kind == LABEL:
-        return _dependency(value, attribute, analysis)
+        dependency = _dependency(value, analysis)
+        _check_provides(dependency, name, attribute, graph)
+        return dependency
     if attribute.kind == LABELS:
-        found = [member for one in value for member in _members(_dependency(one, None, analysis))]
+        found = [member for one in value for member in _members(_dependency(one, analysis))]
         for dependency in found:
-            _check_provides(dependency, attribute)
+            _check_provides(dependency, name, attribute, graph)
         return tuple({dependency.label: dependency for dependency in found}.values())
     return value
 
@@ -145,11 +147,8 @@ def _files(reference: Reference, attribute: Attribute, graph: TargetGraph, analy
     return files
 
 
-def _dependency(reference: Reference, attribute: Attribute | None, analysis: Analysis) -> Dependency:
-    dependency = Dependency(reference.label, reference.location, analysis.providers[reference.label])
-    if attribute is not None:
-        _check_provides(dependency, attribute)
-    return dependency
+def _dependency(reference: Reference, analysis: Analysis) -> Dependency:
+    return Dependency(reference.label, reference.location, analysis.providers[reference.label])
 
 
 def _members(dependency: Dependency) -> Sequence[Dependency]:
@@ -164,14 +163,26 @@ def _members(dependency: Dependency) -> Sequence[Dependency]:
     ]
 
 
-def _check_provides(dependency: Dependency, attribute: Attribute) -> None:
-    if attribute.provides and not any(kind in dependency.providers for kind in attribute.provides):
-        wanted = " or ".join(kind.__name__ for kind in attribute.provides)
-        has = ", ".join(sorted(kind.__name__ for kind in dependency.providers)) or "nothing"
-        raise AnalysisError(
-            f"{dependency.label} cannot stand here: it provides {has}, and {wanted} is needed",
-            location=dependency.location,
-        )
+def _check_provides(dependency: Dependency, name: str, attribute: Attribute, graph: TargetGraph) -> None:
+    if not attribute.provides or any(kind in dependency.providers for kind in attribute.provides):
+        return
+    rules = providing_rules(attribute.provides)
+    wanted = " or ".join(rules or (kind.__name__ for kind in attribute.provides))
+    takes = f"{wanted} targets" if rules else f"targets that provide {wanted}"
+    raise AnalysisError(
+        f"{dependency.label} is {_rule_of(dependency.label, graph)}; `{name}` takes {takes}",
+        location=dependency.location,
+    )
+
+
+def _rule_of(label: Label, graph: TargetGraph) -> str:
+    """`a py_library`; of another name for a target also what that target is."""
+    rule = graph.targets[label].rule
+    article = "an" if rule.name[0] in "aeiou" else "a"
+    if rule.name == "alias":
+        (needed,) = graph.needs(label)
+        return f"an alias of {needed}, which is {_rule_of(needed, graph)}"
+    return f"{article} {rule.name}"
 
 
 def _checked(target: Target, providers: object) -> Providers:

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from hidet_build import plan as plans
 from hidet_build import quick
@@ -54,7 +55,7 @@ def build(
     toolchains = find_toolchains(request.user_cache, environment, processes, layout)
     identity = (
         *(request.patterns, request.package, request.root, request.output_base),
-        *(request.platform, request.symlink_prefix, sys.version, environment.get("PATH"), environment.get("CXX")),
+        *(request.platform, request.symlink_prefix, sys.version, *map(environment.get, ("PATH", "CXX", "PYTHONPATH"))),
     )
     finished: Mapping[str, Outcome] = {}
     with shared(layout.lock), contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
@@ -106,11 +107,13 @@ def _carry_out(
     engine = _engine(request, options, layout, state, toolchains, processes, workers, reporter)
     with processes.watching():
         result = engine.build(plan.steps, (file for target in plan.wanted for file in target.files), finished)
+    if plan.renewed is not None:
+        plan = replace(plan, evidence=plan.renewed(), renewed=None)
     if not plan.errors:
         plans.save(layout.state, identity, plan, engine.expansions())
     if not options.check_up_to_date:
         _link(request, layout, plan)
-    summary = _summary(result, engine, plan, started)
+    summary = _summary(result, engine, plan, started, options)
     if summary.succeeded and not result.not_up_to_date:
         lines = tuple(_described(request, layout, plan))
         for line in lines:
@@ -237,10 +240,17 @@ def _link(request: Request, layout: Layout, plan: Plan) -> None:
         os.replace(temporary, link)
 
 
-def _summary(result: Result, engine: Engine, plan: Plan, started: float) -> Summary:
+def _summary(result: Result, engine: Engine, plan: Plan, started: float, options: Options) -> Summary:
     failed = tuple(str(target.label) for target in plan.wanted if not all(engine.made(file) for file in target.files))
     counts = {outcome: count for outcome, count in result.counts.items() if count}
-    return Summary(counts, time.monotonic() - started, len(plan.wanted), failed, result.interrupted)
+    return Summary(
+        counts,
+        time.monotonic() - started,
+        len(plan.wanted),
+        failed,
+        result.interrupted,
+        only_checked=options.check_up_to_date,
+    )
 
 
 def _described(request: Request, layout: Layout, plan: Plan) -> Iterator[str]:
@@ -286,5 +296,6 @@ def _save_snapshot(
     links = [(link, os.readlink(link))] if os.path.islink(link) else []  # the lines name paths through it
     identity = quick.identity(request.arguments, request.root)
     head = (identity, tuple(lines), len(plan.wanted), plan.evidence.machine)
-    snapshot = (*head, programs, list(files.items()), folders, outputs, links)
+    made = [os.path.join(request.output_base, name[1:]) for name in engine.folders()]
+    snapshot = (*head, programs, list(files.items()), folders, outputs, made, links)
     quick.save(quick.place(request.output_base, identity), snapshot)

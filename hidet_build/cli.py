@@ -39,7 +39,7 @@ VERBS = {
     "clean": "delete what was built in this workspace",
     "info": "show folders, versions and tools",
     "version": "print the version",
-    "help": "explain a verb",
+    "help": "explain a verb, or a rule",
 }
 EXAMPLES = f"""\
 patterns:
@@ -402,10 +402,24 @@ def _help(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     if not options.words:
         print(_overview())
         return ExitCode.SUCCESS
-    verb = options.words[0]
-    if verb not in VERBS:
-        raise UsageError(f"unknown verb {verb!r}", hint=did_you_mean(verb, VERBS))
-    _parser(verb).print_help()
+    topic = options.words[0]
+    if topic in VERBS:
+        _parser(topic).print_help()
+        return ExitCode.SUCCESS
+    from hidet_build import reference
+    from hidet_build.ruleset import built_in_rules
+
+    rules = built_in_rules()
+    if topic == "rules":
+        print(f"{reference.summarize(rules)}\n\n`{PROGRAM} help RULE` lists the attributes of one.")
+    elif topic in rules:
+        print(reference.describe(rules[topic]), end="")
+    else:
+        hint = (
+            did_you_mean(topic, [*VERBS, *rules])
+            or f"`{PROGRAM} help` lists the verbs, `{PROGRAM} help rules` the rules"
+        )
+        raise UsageError(f"{topic!r} is neither a verb nor a rule", hint=hint)
     return ExitCode.SUCCESS
 
 
@@ -417,7 +431,7 @@ def _overview() -> str:
     return (
         f"{PROGRAM} builds hidet kernels declared in BUILD.yaml files, and only what an edit made stale.\n\n"
         f"usage: {PROGRAM} [VERB] [FLAGS] PATTERNS...\n\nverbs:\n{verbs}\n\n{EXAMPLES}\n"
-        f"`{PROGRAM} help build` lists the flags."
+        f"`{PROGRAM} help build` lists the flags, `{PROGRAM} help rules` what can stand in a BUILD.yaml."
     )
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from hidet_build import quick
 from hidet_build.action import Action
 from hidet_build.advice import Adviser
 from hidet_build.analysis import Analysis, analyze
@@ -60,8 +61,9 @@ def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
     for label in selection.labels:
         info = analysis.default(label)
         wanted.append(Wanted(label, info.files, info.folder))
-    evidence = _evidence(loader, workspace, toolchains, began)
-    return Plan(platform, tuple(wanted), steps, evidence, selection.skipped, tuple(selection.errors))
+    evidence = functools.partial(_evidence, loader, workspace, toolchains, began)
+    errors = tuple(selection.errors)
+    return Plan(platform, tuple(wanted), steps, evidence(), selection.skipped, errors, evidence)
 
 
 def _resolve(toolchains: Toolchains, text: str, location: Location | None) -> Platform:
@@ -102,8 +104,12 @@ def _evidence(loader: Loader, workspace: Workspace, toolchains: Toolchains, bega
     again = Workspace(workspace.root, workspace.output_base, workspace.symlink_prefix)
     if any(workspace.listing(folder) != again.listing(folder) for folder in workspace.listed()):
         young.update(marks)
-    machine = os.uname().nodename if toolchains.asked_for_cpu else ""
-    return Evidence(tuple((path, YOUNG if path in young else seen) for path, seen in marks.items()), folders, machine)
+    files = {path: YOUNG if path in young else seen for path, seen in marks.items()}
+    machine = ""
+    if toolchains.asked_for_cpu:  # then the compiler decided what the CPU is called
+        machine = quick.machine()
+        files.update(part for toolchain in toolchains.found() for part in toolchain.parts)
+    return Evidence(tuple(files.items()), folders, machine)
 
 
 def _own_sources() -> Iterator[str]:

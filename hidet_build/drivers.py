@@ -20,11 +20,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Union
 
-from hidet_build.action import Artifact, Step
+from hidet_build.action import ActionResult, Artifact, OutputFile, Step
 from hidet_build.build import find_toolchains
 from hidet_build.cache.disk import DiskCache
+from hidet_build.digest import Digest, of_bytes
 from hidet_build.engine import Engine
 from hidet_build.errors import ActionFailed, BuildError, ErrorGroup, Location, UsageError
 from hidet_build.execution import Layout
@@ -37,7 +39,8 @@ from hidet_build.platform import Platform, parse_target
 from hidet_build.process import Processes
 from hidet_build.progress import Reporter, SilentReporter, choose_reporter
 from hidet_build.rule import Context
-from hidet_build.rules.ir_module import compile_module, join_modules, link
+from hidet_build.rules.cc_object import exported, list_symbols
+from hidet_build.rules.ir_module import Read, compile_module, join_modules, link, rename_symbols
 from hidet_build.settings import default_jobs, disk_cache, user_cache
 from hidet_build.state import State
 from hidet_build.worker.pool import WorkerPool
@@ -45,6 +48,10 @@ from hidet_build.worker.pool import WorkerPool
 if TYPE_CHECKING:
     from hidet.ir.module import IRModule
     from hidet.ir.target import Target
+    from hidet.ir.task import Task
+    from hidet.runtime.compiled_module import CompiledModule
+    from hidet.runtime.compiled_task import CompiledTask
+    from hidet.runtime.device import Device
 
 Modules = Union["IRModule", Sequence["IRModule"]]
 _KINDS = (".so", ".o")
@@ -81,6 +88,40 @@ def build_ir_module_batch(
     requests = [_Request(module, folder) for module, folder in zip(ir_modules, output_dirs, strict=True)]
     _build(requests, target, output_kind, force)
     return list(output_dirs)
+
+
+def build_and_load(ir_module: IRModule) -> CompiledModule:
+    """Build a module into a folder of hidet's cache named by its content, and load it: what `IRModule.build` does."""
+    from hidet_build.worker import live  # hidet, which the caller has imported
+
+    kind = live.kind_of_module(ir_module)
+    with _Session(force=False) as session:
+        platform = session.platform(kind)
+        request = _Request(ir_module, "")
+        folder = live.module_folder(session.lowered_name(request, platform))
+        session.build([_Request(ir_module, folder)], platform, ".so", lowered=True)
+    return live.load_module(folder)
+
+
+def build_task(task: Task, target: str | Device = "cuda", load: bool = True) -> CompiledTask | None:
+    """Build a task, all its candidates in the search space that hidet's options name, into a compiled function.
+
+    As `hidet.drivers.build_task`, and into the same folder of hidet's cache; with these differences: everything that
+    decides what is compiled counts (architecture, options, compilers, constants), not the printed task alone; each
+    candidate is a cached action of its own. Returns None where `load` is false. Raises BuildError.
+    """
+    from hidet_build.worker import live  # hidet, which the caller has imported
+
+    kind = target if isinstance(target, str) else str(target.kind)
+    folder = live.task_folder(task, kind)
+    with _Session(force=False) as session:
+        platform = session.platform(kind)
+        key = session.task_key(task, platform)
+        name = f"{key.hash} {folder}" if key else None
+        if load and name and (known := live.remembered_task(kind, name)) is not None:
+            return known
+        session.build_task(task, key, folder, platform)
+    return live.load_task(folder, kind, name) if load else None
 
 
 @dataclass(frozen=True)
@@ -138,9 +179,17 @@ class _Session:
             raise UsageError(f"target {text!r} cannot be built yet: only cpu can")
         return self._toolchains.resolve(parse_target(text))
 
-    def build(self, requests: Sequence[_Request], platform: Platform, output_kind: str) -> None:
-        """Lower, generate, compile and publish all requests; raises what went wrong, together."""
-        failures = self._lower(requests, platform)
+    def lowered_name(self, request: _Request, platform: Platform) -> str:
+        """Lower and generate one request; a name for what came out, the platform included. Raises ActionFailed."""
+        failures = self._lower([request], platform)
+        if failures:
+            raise failures[0]
+        contents = [_content(os.path.join(self._given(0, 0), name)) for name in _PARTS]
+        return sha256(repr((platform.target, platform.march, contents)).encode()).hexdigest()[:16]
+
+    def build(self, requests: Sequence[_Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
+        """Lower and generate unless that is done; compile and publish everything. Raises what went wrong, together."""
+        failures = {} if lowered else self._lower(requests, platform)
         plans = {
             number: self._declare(number, request, platform, output_kind)
             for number, request in enumerate(requests)
@@ -159,11 +208,109 @@ class _Session:
             errors = [_named(failures[number], requests, number) for number in sorted(failures)]
             raise errors[0] if len(errors) == 1 else ErrorGroup(errors)
 
+    def task_key(self, task: Task, platform: Platform) -> Digest | None:
+        """The key of everything a task becomes, or None where the task itself cannot be told from another."""
+        from hidet_build import reapi  # protobuf
+        from hidet_build.worker import live
+
+        identity = live.task_identity(task)
+        if identity is None:
+            return None
+        tools = [self._toolchains.get(name).identity for name in ("hidet", "cxx", "binutils")]
+        return reapi.action_key(
+            arguments=["build_task", platform.target, *platform.march],
+            environment=[("options", live.options_text())],
+            output_paths=["lib.so"],
+            working_directory="",
+            inputs=[("task.pickle", of_bytes(identity), False)],
+            trees=[],
+            salt=" ".join(tools).encode(),
+        ).digest
+
+    def build_task(self, task: Task, key: Digest | None, folder: str, platform: Platform) -> None:
+        """Make what a task becomes, or take it from the store, and put it into its folder of hidet's cache."""
+        cache = DiskCache(self._store, Placer())
+        contents = self._stored(cache, key)
+        if not contents:
+            places = self._make_task(task, platform)
+            contents = {name: _content(path) for name, path in places.items()}
+            if key is not None:
+                files = [OutputFile(name, of_bytes(content), False) for name, content in sorted(contents.items())]
+                cache.put(key, ActionResult(tuple(files)), places)
+        _publish_task(folder, contents)
+
+    @staticmethod
+    def _stored(cache: DiskCache, key: Digest | None) -> dict[str, bytes]:
+        """The files of a task that the store has under this key; none where it has not all of them."""
+        result = cache.get(key) if key is not None else None
+        contents: dict[str, bytes] = {}
+        for file in result.files if result else ():
+            content = cache.read(file.digest)
+            if content is None:
+                return {}
+            contents[file.path] = content
+        return contents
+
+    def _make_task(self, task: Task, platform: Platform) -> dict[str, str]:
+        """Build a task; the files of its folder by name, where they are now."""
+        from hidet_build.worker import live
+
+        root = os.path.join(self._layout.root, "task")
+        said = live.generate_task(task, platform.kind, self._options(platform), root, self._jobs)
+        if said:
+            raise ActionFailed(f"the task {task.name} could not be lowered", detail=said.rstrip())
+        steps, library = self._declare_task(root, platform)
+        with self._engine() as engine:
+            result = engine.build(steps, [library])
+            if result.failures:
+                raise result.failures[0].error
+        places = {name: os.path.join(root, "files", name) for name in os.listdir(os.path.join(root, "files"))}
+        places["func_types.pickle"] = os.path.join(root, "main", "func_types.pickle")
+        places["source.cc"] = os.path.join(root, "source.cc")
+        places["compile.sh"] = os.path.join(root, "compile.sh")
+        write_atomic(places["source.cc"], _source([os.path.join(root, "main")]))
+        write_atomic(places["compile.sh"], _script("source.cc", platform, ".so"))
+        places["lib.so"] = self._layout.path(library)
+        return places
+
+    def _declare_task(self, root: str, platform: Platform) -> tuple[tuple[Step, ...], Artifact]:
+        """The steps that compile the candidates, each for itself, and link them with the module that calls them."""
+        context = Context(Label("task", "task"), {}, {}, _HERE, platform, (), lambda _, __: platform)
+        main, table, headers, others = self._part("task/main")
+        compiled = context.output("module.o")
+        compile_module(context, platform, "", main, table, headers, compiled, {})
+        objects, arguments = [compiled], [main["link.args"]]
+        candidates = os.path.join(root, "candidates")
+        for number in range(len(os.listdir(candidates)) if os.path.isdir(candidates) else 0):
+            part, table, found, more = self._part(f"task/candidates/{number}")
+            where = f"candidates/{number}/"
+            own = context.output(where + "module.o")
+            compile_module(context, platform, where, part, table, found, own, {})
+            objects.append(_renamed_candidate(context, own, number))
+            arguments.append(part["link.args"])
+            others.update(more)
+        library = context.output("lib.so")
+        link(context, library, objects, arguments, others, hidet=True)
+        return context.steps(), library
+
+    def _part(
+        self, folder: str
+    ) -> tuple[dict[str, Artifact], dict[str, Any], dict[str, Artifact], dict[str, Artifact]]:
+        """What codegen wrote into a folder: the artifacts, functions.json, and the given headers and other files."""
+        with open(os.path.join(self._layout.root, folder, "functions.json"), encoding="utf-8") as file:
+            table: dict[str, Any] = json.load(file)
+        return {name: Artifact(f"{folder}/{name}") for name in _PARTS}, table, *self._given_files(folder, table)
+
+    @staticmethod
+    def _options(platform: Platform) -> dict[str, str]:
+        """What hidet's options must say of the architecture while it lowers."""
+        return {"cpu.arch": platform.cpu_arch} if platform.kind == "cpu" else {"cuda.arch": platform.arch}
+
     def _lower(self, requests: Sequence[_Request], platform: Platform) -> dict[int, BuildError]:
         """Generate the source of every module; the failures by request."""
         from hidet_build.worker import live  # hidet, which the caller has imported
 
-        options = {"cpu.arch": platform.cpu_arch} if platform.kind == "cpu" else {"cuda.arch": platform.arch}
+        options = self._options(platform)
         jobs, owners = [], []
         for number, request in enumerate(requests):
             for index, module in enumerate(request.modules):
@@ -187,15 +334,11 @@ class _Session:
         context = Context(Label(str(number), "launch"), {}, {}, _HERE, platform, (), lambda _, __: platform)
         parts, described, headers, others = [], [], {}, {}
         for index, _ in enumerate(request.modules):
-            folder = f"{number}/{index}"
-            part = {name: Artifact(f"{folder}/{name}") for name in _PARTS}
+            part, table, found, more = self._part(f"{number}/{index}")
             parts.append((f"parts/{index}/", part))
-            with open(os.path.join(self._layout.root, folder, "functions.json"), encoding="utf-8") as file:
-                table = json.load(file)
             described.append(table)
-            found_headers, found_others = self._given_files(folder, table)
-            headers.update(found_headers)
-            others.update(found_others)
+            headers.update(found)
+            others.update(more)
         compiled = context.output("module.o")
         if len(parts) == 1:
             compile_module(context, platform, "", parts[0][1], described[0], headers, compiled, {})
@@ -276,21 +419,58 @@ class _Session:
         source = "source.cc" if platform.kind == "cpu" else "source.cu"
         os.makedirs(request.folder, exist_ok=True)
         with exclusive(os.path.join(request.folder, ".lock")):
-            _put(request.folder, source, self._source(number, request))
+            folders = [self._given(number, index) for index, _ in enumerate(request.modules)]
+            _put(request.folder, source, _source(folders))
             _put(request.folder, "compile.sh", _script(source, platform, output_kind))
             if output_kind == ".so":
                 types = os.path.join(self._layout.root, str(number), "func_types.pickle")
                 _put(request.folder, "func_types.pickle", _content(types))
             _put(request.folder, f"lib{output_kind}", _content(self._layout.path(library)))
 
-    def _source(self, number: int, request: _Request) -> bytes:
-        """The generated source of all modules for people to read, the headers where they belong."""
-        text = []
-        for index, _ in enumerate(request.modules):
-            for name in ("prelude.h", "module.cc"):
-                with open(os.path.join(self._given(number, index), name), encoding="utf-8") as file:
-                    text.append(file.read().removeprefix('#include "prelude.h"\n'))
-        return "".join(text).encode()
+
+def _source(folders: Sequence[str]) -> bytes:
+    """The generated source in these folders for people to read, the headers where they belong."""
+    text = []
+    for folder in folders:
+        for name in ("prelude.h", "module.cc"):
+            text.append(_content(os.path.join(folder, name)).decode().removeprefix('#include "prelude.h"\n'))
+    return "".join(text).encode()
+
+
+def _renamed_candidate(ctx: Context, compiled: Artifact, number: int) -> Artifact:
+    """Declare a candidate's object with its namespace changed to the one that the task's module calls.
+
+    The source has one namespace for all candidates, so that tasks which share a candidate share its object.
+    """
+    from hidet_build.worker.live import CANDIDATE  # hidet, which the caller has imported
+
+    symbols = ctx.output(f"candidates/{number}/symbols.txt")
+    out = ctx.output(f"candidates/{number}/renamed.o")
+    list_symbols(ctx, compiled, symbols)
+    before = f"_ZN{len(CANDIDATE)}{CANDIDATE}"
+    name = f"candidate_{number}"
+
+    def rename(later: Context, read: Read) -> None:
+        found = [symbol for symbol in exported(read(symbols).decode()) if symbol.startswith(before)]
+        renames = {symbol: f"_ZN{len(name)}{name}{symbol.removeprefix(before)}" for symbol in found}
+        rename_symbols(later, compiled, out, [], renames)
+
+    ctx.then([symbols], [out], rename)
+    return out
+
+
+def _publish_task(folder: str, contents: Mapping[str, bytes]) -> None:
+    """Write a task's folder: to hidet it holds a task when version.txt, the library and its types are there."""
+    os.makedirs(folder, exist_ok=True)
+    with exclusive(os.path.join(folder, ".lock")):
+        with contextlib.suppress(OSError):
+            if all(_content(os.path.join(folder, name)) == content for name, content in contents.items()):
+                return
+        for name in ("version.txt", "dispatch_table.txt"):  # what was measured of another library
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
+        for name in sorted(contents, key=lambda name: (name == "version.txt", name == "lib.so", name)):
+            _put(folder, name, contents[name])
 
 
 def _put(folder: str, name: str, content: bytes) -> None:

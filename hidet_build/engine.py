@@ -141,6 +141,10 @@ class Engine:
         maker = self._maker(artifact)
         return artifact.is_source or (maker is not None and maker.phase is _Phase.DONE)
 
+    def folders(self) -> list[str]:
+        """Every made folder of this build, by artifact id."""
+        return list(self._folders)
+
     def contents(self) -> Mapping[str, tuple[Digest, bool]]:
         """Every made file of this build, by artifact id: its digest, and whether it may be executed."""
         return self._contents
@@ -260,7 +264,7 @@ class Engine:
                 self._succeed(node, work.action, _restored(record), earlier or Outcome.UP_TO_DATE)
             elif self._options.check_up_to_date:
                 self._result.not_up_to_date.append((work.action, self._reason(work, record)))
-                self._stopping = True
+                self._skip(node)  # and what needs it; the rest is looked at too
             elif work.signature in self._running:
                 self._twins.setdefault(work.signature, []).append(node)
             else:
@@ -294,13 +298,19 @@ class Engine:
         self._want(demands)
 
     def _read(self, artifact: Artifact) -> bytes:
-        with open(self._layout.path(artifact), "rb") as file:
-            return file.read()
+        try:
+            with open(self._layout.path(artifact), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise ActionFailed(
+                f"{artifact.path} was promised, but the step that makes its folder left it out ({error.strerror})"
+            ) from None
 
     def _prepare(self, action: Action) -> Work:
         """Decide everything about an action that does not depend on caches: its inputs' content and its signature."""
         contents: list[tuple[str, Digest, bool]] = []
         folders: dict[str, Sequence[str]] = {}
+        empty: list[str] = []  # folders without a file: nothing else would tell of them
         for where, content in action.inputs:
             if isinstance(content, Text):
                 contents.append((where, of_text(content.content), False))
@@ -313,6 +323,8 @@ class Engine:
                     ) from None
             elif content.id in self._folders:
                 folders[content.id] = self._folders[content.id]
+                if not folders[content.id]:
+                    empty.append(where)
                 contents += [
                     (f"{where}/{name}", *self._contents[f"{content.id}/{name}"]) for name in folders[content.id]
                 ]
@@ -325,10 +337,10 @@ class Engine:
                 )
         toolchain = self._toolchains.get(action.tool, action.location)
         trees = {name: self._toolchains.tree(name, action.location).path for name in action.trees}
-        described = _describe(action, toolchain, contents)
+        described = (*_describe(action, toolchain, contents), *((f"input {where}", "empty folder") for where in empty))
         identities = (toolchain.identity, self._toolchains.get("hidet").identity if action.trees else "")
         signature = sha256(repr((described, identities)).encode()).hexdigest()
-        return Work(action, toolchain, tuple(contents), folders, trees, signature, described)
+        return Work(action, toolchain, tuple(contents), tuple(empty), folders, trees, signature, described)
 
     def _intact(self, action: Action, record: Record) -> bool:
         """Whether the outputs on disk still are what the record says, by their seals."""
@@ -338,7 +350,7 @@ class Engine:
                 stat = os.lstat(target_of(targets, name))
             except OSError:
                 return False
-            if not files.is_sealed(stat, Digest(hash_, size)) or (executable and not stat.st_mode & 0o100):
+            if not files.is_sealed(stat, Digest(hash_, size)) or executable != bool(stat.st_mode & 0o100):
                 return False
         return all(os.path.isdir(target_of(targets, name)) for name in record.directories)
 
@@ -436,8 +448,8 @@ class Engine:
                     return f"output {name} is gone"
                 if not files.is_sealed(os.lstat(path), Digest(hash_, size)):
                     return f"output {name} was changed"
-                if executable and not os.lstat(path).st_mode & 0o100:
-                    return f"output {name} is not executable any more"
+                if executable != bool(os.lstat(path).st_mode & 0o100):
+                    return f"output {name} {'is not executable any more' if executable else 'was made executable'}"
             return "an output folder is gone"
         return _difference(self._state.description(work.action.id) or (), work.description)
 

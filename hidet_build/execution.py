@@ -163,6 +163,13 @@ class ExecutionRoot:
             shutil.copymode(real, place)
         if not os.path.isfile(place):
             raise _is_not(action, name, place)
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ActionFailed(
+                f"{action.owner}: {action.mnemonic} left a file whose name is not UTF-8: {name!r}",
+                location=action.location,
+            ) from None
         return OutputFile(name, digest.of_file(place), bool(os.stat(place).st_mode & 0o100))
 
     def _is_known(self, action: Action, real: str) -> bool:

@@ -7,6 +7,7 @@ in the BUILD.yaml that says so.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from hidet_build.errors import AnalysisError, BuildError, LoadError, Location, b
 from hidet_build.label import Label
 from hidet_build.package import Package, Select, Target, resolve_select
 from hidet_build.platform import Platform
-from hidet_build.rule import FILE, FILES, LABEL, LABELS, Reference
+from hidet_build.rule import FILE, FILES, LABEL, LABELS, Provider, Reference, Rule
 from hidet_build.workspace import Workspace
 
 Packages = Callable[[str, "Location | None"], Package]
@@ -75,7 +76,7 @@ def load(
         user = graph.targets[waiting.pop()]
         for attribute, reference, may_be_file in references(user, platform, errors):
             try:
-                found = _resolve(reference, may_be_file, packages, workspace)
+                found = _resolve(user, attribute, reference, may_be_file, packages, workspace)
             except BuildError as error:
                 errors.append(error)
                 continue
@@ -129,6 +130,13 @@ def find_target(label: Label, origin: Location | None, packages: Packages) -> Ta
     package = packages(label.package, origin)
     if label.name in package.targets:
         return package.targets[label.name]
+    users = [f"{attribute} of {target.label}" for target, attribute in holders(label, package)]
+    if users:
+        raise LoadError(
+            f"{label} is a source file, not a target",
+            location=origin,
+            hint=f"it is in {' and in '.join(users[:3])}",
+        )
     raise LoadError(
         f"no target {label.name!r} in package //{label.package} ({package.path})",
         location=origin,
@@ -143,7 +151,14 @@ def _has(package: Package) -> str:
     return "the package has " + ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _resolve(reference: Reference, may_be_file: bool, packages: Packages, workspace: Workspace) -> Target | Label:
+def _resolve(
+    user: Target,
+    attribute: str,
+    reference: Reference,
+    may_be_file: bool,
+    packages: Packages,
+    workspace: Workspace,
+) -> Target | Label:
     """The target a reference means, or the label itself for a source file."""
     label = reference.label
     try:
@@ -154,10 +169,11 @@ def _resolve(reference: Reference, may_be_file: bool, packages: Packages, worksp
             raise
         raise _belongs(label, owner, reference.location) from None
     if not may_be_file and label.name not in package.targets and os.path.isfile(workspace.absolute(label.path)):
+        wanted = providing_rules(user.rule.attributes[attribute].provides)
         raise LoadError(
-            f"{label} is a file, and only a target can stand here",
+            f"{label} is a file, and `{attribute}` takes targets",
             location=reference.location,
-            hint="rule: filegroup makes a target of files",
+            hint=_target_of_file(label, user, package, wanted or ["filegroup"]),
         )
     if not may_be_file:
         return find_target(label, reference.location, packages)
@@ -183,6 +199,41 @@ def _resolve(reference: Reference, may_be_file: bool, packages: Packages, worksp
         location=reference.location,
         hint=did_you_mean(label.name, [*near, *package.targets]),
     )
+
+
+def _target_of_file(label: Label, user: Target, package: Package, rules: Sequence[str]) -> str:
+    """How to name a target in place of a file: one of these rules that has the file, else what to add."""
+    for target, attribute in holders(label, package):
+        if target.rule.name in rules and target.label != user.label:
+            name = f":{target.label.name}" if label.package == user.label.package else target.label.short
+            return f"{label.path} is in {attribute} of {target.label}: write {name!r}"
+    return f"make a target of it with rule: {' or '.join(rules)}, and name that"
+
+
+def holders(file: Label, package: Package) -> list[tuple[Target, str]]:
+    """The targets of the file's own package that name it, each with the attribute that does."""
+    return [
+        (target, attribute)
+        for target in package.targets.values()
+        for attribute, reference, may_be_file in references(target, None, [])
+        if may_be_file and reference.label == file
+    ]
+
+
+def providing_rules(kinds: Sequence[type[Provider]]) -> list[str]:
+    """The rules whose targets provide one of these types: the one rule in the module that defines the type.
+
+    Empty where some module has several, for then it cannot be known.
+    """
+    found = []
+    for kind in kinds:
+        module = sys.modules[kind.__module__]
+        rules = [value for value in vars(module).values() if isinstance(value, Rule)]
+        own = [rule.name for rule in rules if rule.implementation.__module__ == kind.__module__]
+        if len(own) != 1:
+            return []
+        found += own
+    return found
 
 
 def _belongs(label: Label, owner: str, location: Location) -> LoadError:

@@ -38,7 +38,7 @@ def inquire(
                 roots.update(dict.fromkeys(target.label for target in loader.package(name, None).targets.values()))
             except BuildError as error:
                 if not keep_going:
-                    raise _at(word, error) from None
+                    raise _no_such_file(word, package, workspace) or _at(word, error) from None
                 errors.append(error)
     graph = _load(roots, loader, workspace, errors if keep_going else None)
     table = NodeTable(_nodes(graph, files), package)
@@ -56,6 +56,23 @@ def _file(text: str, package: str, workspace: Workspace) -> Label | None:
         if owner is not None and os.path.isfile(workspace.absolute(path)) and not workspace.excluded(path):
             return Label(owner, path.removeprefix(f"{owner}/"))
     return None
+
+
+def _no_such_file(word: Word, package: str, workspace: Workspace) -> QueryError | None:
+    """The error for a word that is nearly the path of a file; None where it is not."""
+    if "/" not in word.text or word.text.startswith("//") or ":" in word.text:
+        return None
+    paths = dict.fromkeys([f"{package}/{word.text}".lstrip("/"), word.text])
+    if any(os.path.isdir(workspace.absolute(path)) for path in paths):
+        return None
+    near = [file for path in paths for file in workspace.near_files(path) if not workspace.excluded(file)]
+    if not near:
+        return None
+    return QueryError(
+        f"{word.text!r}: there is no such file and no such package",
+        location=word.place,
+        hint=f"did you mean {near[0]!r}?",
+    )
 
 
 def _packages(word: Word, package: str, workspace: Workspace) -> list[str]:

@@ -41,23 +41,34 @@ def parse_label(text: str, package: str, location: Location | None = None) -> La
 
     Raises UsageError, at `location` when given.
     """
-    if text.startswith("@"):
-        raise UsageError(f"{text!r}: labels of other workspaces (`@...`) are not supported", location=location)
+    _refuse_at_start(text, text, location)
     if text.startswith("//"):
         where, colon, name = text[2:].partition(":")
         if not colon:
             name = where.rpartition("/")[2]
-            if not name:
-                raise UsageError(f"{text!r} names no target", location=location, hint="a root target is `//:name`")
     else:
         where, name = package, text.removeprefix(":")
     _check(text, where, name, location)
     return Label(where, name)
 
 
+def _refuse_at_start(text: str, label: str, location: Location | None) -> None:
+    """Refuse what begins as no label does; `text` is what was typed, a minus before the label included."""
+    if label.startswith("@"):
+        raise UsageError(f"{text!r}: labels of other workspaces (`@...`) are not supported", location=location)
+    if label.startswith("/") and not label.startswith("//"):
+        is_file = ":" not in label and "." in label.rstrip("./").rpartition("/")[2]
+        meant = text.replace("/", "//", 1)
+        hint = (
+            "a file is named by its path from the folder of the BUILD.yaml" if is_file else f"did you mean {meant!r}?"
+        )
+        raise UsageError(f"{text!r} is not a label: it begins with one slash", location=location, hint=hint)
+
+
 def _check(text: str, package: str, name: str, location: Location | None) -> None:
     if not name:
-        raise UsageError(f"{text!r} has no name after the ':'", location=location)
+        message = f"{text!r} has no name after the ':'" if text.endswith(":") else f"{text!r} names no target"
+        raise UsageError(message, location=location, hint="a target of the root is `//:name`" if text == "//" else None)
     for part in (package, name):
         bad = _FORBIDDEN.search(part)
         if bad:
@@ -105,8 +116,7 @@ def parse_pattern(text: str, package: str = "") -> Pattern:
     """
     negative = text.startswith("-")
     body = text[1:] if negative else text
-    if body.startswith("@"):
-        parse_label(body, package)
+    _refuse_at_start(text, body, None)
     if body.startswith(("//", ":")):
         absolute = body
     elif body.partition(":")[0] == "..." and package:
@@ -129,8 +139,10 @@ def parse_pattern(text: str, package: str = "") -> Pattern:
     if name in ("all", "*", "all-targets"):
         _check_package(text, where)
         return Pattern(text, "package", where, "", name in ("*", "all-targets"), negative)
-    label = parse_label(f"//{where}{colon}{name}", package)
-    return Pattern(text, "target", label.package, label.name, False, negative)
+    if not colon:
+        name = where.rpartition("/")[2]
+    _check(text, where, name, None)
+    return Pattern(text, "target", where, name, False, negative)
 
 
 def _check_package(text: str, package: str) -> None:

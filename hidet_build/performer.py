@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hidet_build import files
 from hidet_build.action import Action, ActionResult, Artifact, OutputFile
 from hidet_build.cache.base import Cache
-from hidet_build.digest import Digest
+from hidet_build.digest import EMPTY, Digest
 from hidet_build.errors import ActionFailed, EnvironmentFailure, Interrupted
 from hidet_build.execution import ExecutionRoot, ExecutionRoots, Layout
 from hidet_build.lock import Holder, KeyLocks
@@ -67,6 +68,7 @@ class Work(NamedTuple):
     action: Action
     toolchain: Toolchain
     contents: tuple[tuple[str, Digest, bool], ...]  # every input file: path in the execution root, digest, executable
+    empty: tuple[str, ...]  # folders of the input root that hold no file
     folders: Mapping[str, Sequence[str]]  # files in the directory inputs, by artifact id
     trees: Mapping[str, str]  # toolchain folders: name -> folder on disk
     signature: str
@@ -154,6 +156,7 @@ class Performer:
                 if name not in self._tree_digests:
                     self._tree_digests[name] = reapi.directory_digest(path)[0]
             trees = [(f"external/{name}", self._tree_digests[name]) for name in work.trees]
+        trees += [(where, EMPTY) for where in work.empty]
         return reapi.action_key(
             arguments=action.arguments,
             environment=action.environment,
@@ -245,7 +248,8 @@ class Performer:
         for where in _made_inputs(work):
             path = os.path.join(place.root, where)
             found, executable = digests[where]
-            if not files.is_sealed(os.lstat(path), found):
+            status = os.lstat(path)
+            if not files.is_sealed(status, found) or executable != bool(status.st_mode & 0o100):
                 files.remove(path)
                 if not self._cache.place(found, executable, path):
                     raise ActionFailed(
@@ -303,8 +307,16 @@ class Performer:
             hint=hint if hint and hint not in detail else None,
             detail=detail,
             log=place.log,
-            command=self._runner.command(action, work.toolchain, place),
+            command=self._reproducer(work, place),
         )
+
+    def _reproducer(self, work: Work, place: ExecutionRoot) -> str:
+        """A line to paste that runs the action again: a script, for the whole command is longer than any error."""
+        line = self._runner.command(work.action, work.toolchain, place)
+        script = os.path.join(place.folder, "reproduce.sh")
+        with open(script, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"#!/bin/sh\n{line}\n")
+        return line if self._options.verbose_failures else f"sh {shlex.quote(script)}"
 
     def _keep(self, place: ExecutionRoot, action: Action) -> ExecutionRoot:
         """Move an execution root to where it outlives the build, in the place of an older one of this action."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import marshal
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -48,7 +48,7 @@ class Evidence:
     def holds(self) -> bool:
         """Whether all of it still is as it was."""
         return (
-            self.machine in ("", os.uname().nodename)
+            (not self.machine or self.machine == quick.machine())
             and all(mark(path) == seen for path, seen in self.files)
             and all(listing(path) == names for path, names in self.folders)
         )
@@ -68,6 +68,8 @@ class Plan:
     evidence: Evidence
     skipped: int = 0
     errors: tuple[BuildError, ...] = ()
+    # Takes the evidence again: a continuation of a workspace's rule may read what nobody had read before it ran.
+    renewed: Callable[[], Evidence] | None = None
 
 
 # What a continuation declared: the digest of what it read, and the steps.

@@ -37,6 +37,7 @@ class Summary:
     failed: tuple[str, ...] = ()  # labels of the targets that were not built
     interrupted: bool = False
     only_analyzed: bool = False
+    only_checked: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -52,7 +53,8 @@ class Summary:
             return f"ERROR: interrupted: {actions} {took}"
         if not self.succeeded:
             named = ", ".join(self.failed[:3]) + (f" and {len(self.failed) - 3} more" if len(self.failed) > 3 else "")
-            what = f"{len(self.failed)} of {_plural(self.targets, 'target')} not built"
+            what = f"{len(self.failed)} of {_plural(self.targets, 'target')} not "
+            what += "up to date" if self.only_checked else "built"
             return f"ERROR: {what}{': ' + named if named else ''}: {actions} {took}"
         if not self.targets:
             return f"INFO: nothing to build {took}"

@@ -102,8 +102,8 @@ def _root(folder: str) -> str | None:
 
 def _unchanged(snapshot: tuple[object, ...], base: str) -> bool:
     """Whether every file and folder the saved answer rests on still is what it was."""
-    _, _, _, machine, programs, files, folders, outputs, links = snapshot
-    if machine not in ("", os.uname().nodename):
+    _, _, _, only_on, programs, files, folders, outputs, made, links = snapshot
+    if only_on and only_on != machine():
         return False
     stat, lstat = os.stat, os.lstat
     for path, mark in files:  # type: ignore[attr-defined]
@@ -117,8 +117,10 @@ def _unchanged(snapshot: tuple[object, ...], base: str) -> bool:
             return False
     for path, size, mtime, mode in outputs:  # type: ignore[attr-defined]
         found = lstat(f"{base}/{path}")
-        if found.st_size != size or found.st_mtime_ns != mtime or found.st_mode & mode != mode:
+        if found.st_size != size or found.st_mtime_ns != mtime or found.st_mode & 0o100 != mode:
             return False
+    if not all(map(os.path.isdir, made)):  # type: ignore[call-overload]
+        return False
     for path, target in links:  # type: ignore[attr-defined]
         if os.readlink(path) != target:
             return False
@@ -130,13 +132,29 @@ def _unchanged(snapshot: tuple[object, ...], base: str) -> bool:
 
 
 def listing(folder: str) -> list[str]:
-    """What a folder holds, folders marked with a slash; what we put there ourselves left out."""
+    """What a folder holds, folders and links marked as such; what we put there ourselves left out."""
+    found = []
     with os.scandir(folder) as entries:
-        return sorted(
-            entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
-            for entry in entries
-            if entry.name not in OURS
-        )
+        for entry in entries:
+            if entry.name in OURS:
+                continue
+            name = entry.name
+            if entry.is_symlink():
+                # Where it leads, and to what: a glob matches a link by that.
+                kind = "/" if entry.is_dir() else "" if entry.is_file() else "?"
+                name += f"@{os.readlink(entry.path)}{kind}"
+            elif entry.is_dir(follow_symlinks=False):
+                name += "/"
+            found.append(name)
+    return sorted(found)
+
+
+def machine() -> str:
+    """This machine, for what follows from its CPU: its name, and the CPU as the kernel describes it."""
+    with open("/proc/cpuinfo", "rb") as file:
+        first = file.read(1 << 16).partition(b"\n\n")[0]
+    lines = [line for line in first.splitlines() if line.startswith((b"model", b"flags", b"vendor", b"cpu family"))]
+    return f"{os.uname().nodename} {crc32(b''.join(lines)):08x}"
 
 
 def which(name: str, folders: Sequence[str]) -> str | None:

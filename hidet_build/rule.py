@@ -41,6 +41,7 @@ __all__ = [
     "DefaultInfo",
     "Dependency",
     "GroupInfo",
+    "Input",
     "Label",
     "Platform",
     "Provider",
@@ -444,6 +445,20 @@ class Context:
                 raise self._refusal(f"{what}: an input is an Artifact or a Text, not {_shown(content)}")
         for artifact in outputs.values():
             self._check_output(artifact, what)
+        self._check_apart(what, inputs, outputs, working_directory)
+
+    def _check_apart(
+        self, what: str, inputs: Mapping[str, Input], outputs: Mapping[str, Artifact], working_directory: str
+    ) -> None:
+        """Sources are links to the user's files: what an action writes over one is written there."""
+        for name in outputs:
+            place = f"{working_directory}/{name}" if working_directory else name
+            for path in inputs:
+                if place == path or path.startswith(f"{place}/") or place.startswith(f"{path}/"):
+                    raise self._refusal(
+                        f"{what}: the output {name!r} would be written over the input {path!r}",
+                        hint="give one of the two another path",
+                    )
 
     def _check_output(self, artifact: object, what: str) -> None:
         folder = self.label.path

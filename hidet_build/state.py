@@ -13,11 +13,13 @@ torn tail (the machine went down in mid-write) is cut off by the next append.
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import struct
 import time
 from collections.abc import Iterable, Mapping
+from stat import S_ISLNK, S_ISREG
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -141,6 +143,7 @@ class State:
         self._described: Journal | None = None
         self._sources: dict[str, tuple[Fingerprint, Digest, bool]] = {}  # of this build
         self._fresh: dict[str, tuple[Fingerprint | None, str, int]] = {}
+        self._links: dict[str, int] = {}
 
     def record(self, action: str) -> Record | None:
         """What the action of this id made last."""
@@ -174,6 +177,9 @@ class State:
             return known[1], known[2]
         absolute = os.path.join(self._root, path)
         stat = os.stat(absolute)
+        if not S_ISREG(stat.st_mode):  # opening a pipe would wait for a writer
+            raise OSError(errno.EINVAL, "not a regular file", absolute)
+        self._links[path] = _link_time(absolute)
         now = fingerprint_of(stat)
         remembered = self._actions.entries.get(path)
         if remembered and remembered[0] == now:
@@ -191,8 +197,11 @@ class State:
 
     def source_changed(self, path: str) -> bool:
         """Whether a source file was touched since `source` read it in this build."""
+        absolute = os.path.join(self._root, path)
         try:
-            return fingerprint_of(os.stat(os.path.join(self._root, path))) != self._sources[path][0]
+            if _link_time(absolute) != self._links[path]:  # it may have led elsewhere for a while
+                return True
+            return fingerprint_of(os.stat(absolute)) != self._sources[path][0]
         except OSError:
             return True
 
@@ -215,3 +224,9 @@ class State:
         self._actions.compact()
         if self._described is not None:
             self._described.compact()
+
+
+def _link_time(path: str) -> int:
+    """When a symbolic link was made; 0 for anything else."""
+    status = os.lstat(path)
+    return status.st_ctime_ns if S_ISLNK(status.st_mode) else 0

@@ -371,7 +371,10 @@ class Toolchains:
         return self._memo.recall(key, lambda: self._probe_hidet_with(name, hidet, location))
 
     def _probe_hidet_with(self, name: str, hidet: Toolchain, location: Location | None) -> Toolchain:
-        from hidet_build.worker.distribution import installed  # importlib.metadata, for those who require something
+        from hidet_build.worker.distribution import (  # importlib.metadata, for those who require something
+            advice,
+            installed,
+        )
 
         found: dict[str, tuple[str, frozenset[str]]] = {}
         for requirement in name.split("+")[1:]:
@@ -380,7 +383,7 @@ class Toolchains:
                 raise EnvironmentFailure(
                     f"`requires` names {requirement!r}, which is not installed in {sys.executable}",
                     location=location,
-                    hint=f"pip install {requirement}",
+                    hint=advice(requirement),
                 )
             found.update(brought)
         words = [hidet.version, *(f"{name} {version}" for name, (version, _) in sorted(found.items()))]

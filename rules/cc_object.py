@@ -70,14 +70,19 @@ def cc_object(ctx: Context) -> Sequence[Provider]:
         outputs={"module.o": compiled},
         environment=REPRODUCIBLE,
     )
+    list_symbols(ctx, compiled, symbols)
+    return [DefaultInfo((compiled,)), CcInfo(compiled, symbols, headers, includes)]
+
+
+def list_symbols(ctx: Context, compiled: Artifact, out: Artifact) -> None:
+    """Declare a list of the names an object exports, for `exported`."""
     ctx.action(
         "Symbols",
         tool="binutils",
         arguments=["sh", "-c", "nm -P -g --defined-only module.o > symbols.txt"],
         inputs={"module.o": compiled},
-        outputs={"symbols.txt": symbols},
+        outputs={"symbols.txt": out},
     )
-    return [DefaultInfo((compiled,)), CcInfo(compiled, symbols, headers, includes)]
 
 
 def exported(symbols: str) -> list[str]:

@@ -21,6 +21,7 @@ from hidet_build.rule import (
     Artifact,
     Context,
     DefaultInfo,
+    Input,
     Platform,
     Provider,
     Text,
@@ -151,6 +152,12 @@ def _generate(
 
     def expand(later: Context, read: Read) -> None:
         described = [json.loads(read(part["functions.json"])) for _, part in parts]
+        if not any(table["functions"] for table in described):
+            raise AnalysisError(
+                f"{ctx.label}: what it builds has no public function, so nothing could be called",
+                location=ctx.where("entry"),
+                hint='set attrs.func_kind = "public" (or "cpu_kernel") in the function to export',
+            )
         if len(parts) == 1:
             compile_module(later, platform, *parts[0], described[0], headers, made["module.o"], {})
         else:
@@ -193,17 +200,23 @@ def compile_module(
             "-o",
             "module.o",
         ],
-        inputs={
-            "module.cc": part["module.cc"],
-            "prelude.h": part["prelude.h"],
-            "compile.args": part["compile.args"],
-            **headers,
-        },
+        inputs=_apart(ctx, {name: part[name] for name in ("module.cc", "prelude.h", "compile.args")}, headers),
         outputs={"module.o": compiled},
         trees=["hidet/include"],
     )
     if needs_objcopy:
         rename_symbols(ctx, compiled, out, described["globals"], renames)
+
+
+def _apart(ctx: Context, ours: Mapping[str, Input], theirs: Mapping[str, Artifact]) -> dict[str, Input]:
+    """Inputs whose names we choose, and files that come under their own path: none may take the place of another."""
+    for path in ours.keys() & theirs.keys():
+        raise AnalysisError(
+            f"{ctx.label}: a file of the workspace root cannot be called {path!r} here: generated files are",
+            location=ctx.where("data"),
+            hint="put it into a folder",
+        )
+    return {**ours, **theirs}
 
 
 def rename_symbols(
@@ -369,13 +382,17 @@ def link(
     ctx.action(
         "CppLink",
         tool="cxx",
-        arguments=["g++", "-shared", "-m64", "-fopenmp", "@objects.args", *runtime, "-o", "lib.so"],
-        inputs={
-            "objects.args": Text("".join(f"{line}\n" for line in lines)),
-            **dict(zip(names, objects, strict=True)),
-            **dict(zip(files, link_arguments, strict=True)),
-            **others,
-        },
+        # -z defs: a missing function is an error here, with its name, and not when somebody loads the library.
+        arguments=["g++", "-shared", "-m64", "-fopenmp", "-Wl,-z,defs", "@objects.args", *runtime, "-o", "lib.so"],
+        inputs=_apart(
+            ctx,
+            {
+                "objects.args": Text("".join(f"{line}\n" for line in lines)),
+                **dict(zip(names, objects, strict=True)),
+                **dict(zip(files, link_arguments, strict=True)),
+            },
+            others,
+        ),
         outputs={"lib.so": library},
         trees=["hidet/lib"] if hidet else [],
     )

@@ -3,10 +3,12 @@
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ torch = pytest.importorskip("torch")
 
 from hidet.lang import attrs  # noqa: E402
 from hidet.lang.types import f32  # noqa: E402
-from hidet.runtime import load_compiled_module  # noqa: E402
+from hidet.runtime import load_compiled_module, load_compiled_task  # noqa: E402
 
-from hidet_build.drivers import build_ir_module, build_ir_module_batch  # noqa: E402
+from hidet_build.drivers import build_ir_module, build_ir_module_batch, build_task  # noqa: E402
 from hidet_build.errors import BuildError, ErrorGroup  # noqa: E402
 
 
@@ -262,6 +264,81 @@ def test_waits_for_the_lock_in_the_folder(tmp_path: Path) -> None:
 
     assert waited
     assert 2.0 == result(tmp_path / "out")
+
+
+def symbol(*shape: int) -> Any:
+    """A symbolic CPU tensor."""
+    return hidet.symbol(list(shape), device="cpu")
+
+
+@pytest.fixture
+def hidet_cache(tmp_path: Path) -> Iterator[Path]:
+    """hidet's own cache in a folder of the test's."""
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path / "hidet"))
+        yield tmp_path / "hidet"
+
+
+@pytest.mark.usefixtures("hidet_cache")
+def test_task_gives_torch_numbers() -> None:
+    """A task of one candidate: what comes back can be called, and hidet's own loader takes its folder."""
+    compiled = build_task(hidet.ops.layer_norm(symbol(8, 64)).op.task, "cpu")
+    x = torch.randn(8, 64)
+
+    expected = torch.nn.functional.layer_norm(x, (64,))
+    torch.testing.assert_close(compiled(x).torch(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(load_compiled_task(compiled.task_dir)(x).torch(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_task_lies_where_hidet_looks(hidet_cache: Path) -> None:
+    """The folder is the one hidet's cache uses, with what hidet checks for a hit."""
+    task = hidet.ops.layer_norm(symbol(8, 64)).op.task
+    returned = build_task(task, "cpu", load=False)
+
+    folder = hidet_cache / "ops" / "cpu_space_0" / task.name / task.calculate_hash()
+    assert returned is None
+    assert hidet.__version__ == (folder / "version.txt").read_text()
+    assert {"lib.so", "func_types.pickle", "meta.json", "source.cc", "task.txt"} <= set(os.listdir(folder))
+
+
+def test_task_is_restored(hidet_cache: Path, cache: Path) -> None:
+    """When hidet's cache is gone, the task comes from the store: nothing is compiled."""
+    build_task(hidet.ops.layer_norm(symbol(8, 64)).op.task, "cpu", load=False)
+    before = compiles(cache)
+    shutil.rmtree(hidet_cache)
+    build_task(hidet.ops.layer_norm(symbol(8, 64)).op.task, "cpu", load=False)
+
+    assert before == compiles(cache)
+    assert 1 == len(list(hidet_cache.rglob("lib.so")))
+
+
+def test_task_is_rebuilt_for_another_architecture(hidet_cache: Path) -> None:
+    """hidet hits whatever the architecture; here the folder gets the library for the one that is set."""
+    task = hidet.ops.layer_norm(symbol(8, 64)).op.task
+    commands = []
+    for arch in ("x86-64-v3", "x86-64"):
+        hidet.option.cpu.arch(arch)
+        build_task(task, "cpu", load=False)
+        commands.append(next(hidet_cache.rglob("compile.sh")).read_text())
+
+    assert ["-march=x86-64-v3" in commands[0], "-march=x86-64 " in commands[1]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hidet_cache")
+def test_task_with_several_candidates(cache: Path) -> None:
+    """Several candidates: one is picked without CUDA, and another search space finds their objects in the store."""
+    hidet.option.search_space(1)
+    compiled = build_task(hidet.ops.matmul_x86(symbol(64, 64), symbol(64, 64)).op.task, "cpu")
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    result = compiled(a, b).torch()
+    before = compiles(cache)
+    hidet.option.search_space(2)
+    build_task(hidet.ops.matmul_x86(symbol(64, 64), symbol(64, 64)).op.task, "cpu", load=False)
+
+    assert 9 == len(compiled.candidates)
+    torch.testing.assert_close(result, a @ b, atol=1e-4, rtol=1e-4)
+    assert 1 == compiles(cache) - before  # the task itself, under the other search space
 
 
 def test_unknown_targets(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 
 from hidet_build.worker.failure import user_failure
 
@@ -40,7 +40,7 @@ def modules_of(requirements: Iterable[str]) -> frozenset[str]:
         except (PackageNotFoundError, ValueError):
             raise user_failure(
                 f"`requires` names {requirement!r}, and no such distribution is installed in {sys.executable}",
-                hint=f"pip install {requirement}",
+                hint=advice(requirement),
             ) from None
     return frozenset(module for found in _closure(wanted) for module in _top_level(found))
 
@@ -60,6 +60,18 @@ def installed(requirement: str) -> dict[str, tuple[str, frozenset[str]]] | None:
         for found in _closure([requirement])
         if found.metadata["Name"] not in known
     }
+
+
+def bringing(module: str) -> list[str]:
+    """The installed distributions that bring a top-level module, by name. Reads the metadata of all there are."""
+    return sorted({name for name in packages_distributions().get(module, ()) if name})
+
+
+def advice(requirement: str) -> str:
+    """What to do about a requirement that is not installed: it may be the name of a module."""
+    match = _NAME.match(requirement)
+    names = bringing(match[1]) if match else []
+    return f"did you mean {' or '.join(map(repr, names))}?" if names else f"pip install {requirement}"
 
 
 def _closure(requirements: Iterable[str]) -> list[Distribution]:

@@ -6,6 +6,7 @@ Knows the user's module and hidet's classes; knows nothing of files or of loweri
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,9 @@ from hidet_build.worker import hidet_tools
 from hidet_build.worker.failure import user_failure
 
 _ALLOWED = "an IRModule, a list of them, a script module or function, a Task, or the tensor of one operator"
+
+# Annotations of parameters that are held against `args`.
+_PLAIN = (int, float, bool, str)
 
 
 def modules(
@@ -66,23 +70,74 @@ def _call(function: Any, path: str, entry: str, arguments: Mapping[str, Any]) ->
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return function(**arguments)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        line = code.co_firstlineno if code is not None and code.co_filename == path else 0
-        raise user_failure(
-            f"`args` do not fit {entry}{signature}: {error}",
-            file=path,
-            line=line,
-            hint=_argument_hint(signature, arguments),
-        ) from None
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    line = code.co_firstlineno if code is not None and code.co_filename == path else 0
+    misfits, hint = _misfits(signature, arguments)
+    if misfits:
+        message = f"`args` do not fit {entry}{signature}: {'; '.join(misfits)}"
+        raise user_failure(message, file=path, line=line, hint=hint)
+    for parameter in signature.parameters.values():
+        if parameter.name in arguments:
+            _check_type(parameter, arguments[parameter.name], path, line)
     return function(**arguments)
 
 
-def _argument_hint(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str:
-    strangers = [name for name in arguments if name not in signature.parameters]
-    return (did_you_mean(strangers[0], signature.parameters) if strangers else None) or ""
+def _misfits(signature: inspect.Signature, arguments: Mapping[str, Any]) -> tuple[list[str], str]:
+    """What is wrong with the names of the arguments, and what was meant."""
+    parameters = signature.parameters.values()
+    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    names = [one.name for one in by_name]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    strangers = [name for name in arguments if name not in names and not takes_all]
+    missing = [one.name for one in by_name if one.default is one.empty and one.name not in arguments]
+    found = [f"there is no parameter {name!r}" for name in strangers]
+    found += [f"{name!r} is missing" for name in missing]
+    for one in parameters:
+        if one.kind is one.POSITIONAL_ONLY and one.default is one.empty:
+            found.append(f"{one.name!r} cannot be given by name")
+    free = [name for name in names if name not in arguments]
+    return found, next(filter(None, (did_you_mean(name, free) for name in strangers)), "")
+
+
+def _check_type(parameter: inspect.Parameter, value: Any, path: str, line: int) -> None:
+    """Hold a value against a plain annotation; all others say more than we understand."""
+    annotation = parameter.annotation
+    # With `from __future__ import annotations` it is a string; what a kernel puts there may compare as it likes.
+    text = annotation if isinstance(annotation, str) else ""
+    wanted = next((kind for kind in _PLAIN if annotation is kind or text == kind.__name__), None)
+    by_default = parameter.default is not parameter.empty and value is None and parameter.default is None
+    if wanted is None or by_default or type(value) is wanted or (wanted is float and type(value) is int):
+        return
+    raise user_failure(
+        f"args: {parameter.name} is annotated {wanted.__name__}, and BUILD.yaml gives {_written(value)}",
+        file=path,
+        line=line,
+        hint=_rewritten(parameter.name, value, wanted),
+    )
+
+
+def _written(value: Any) -> str:
+    """A value of a BUILD.yaml, in the words of YAML."""
+    if value is None:
+        return "null"
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "a mapping"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"the string {value!r}" if isinstance(value, str) else f"the number {value!r}"
+
+
+def _rewritten(name: str, value: Any, wanted: type) -> str:
+    """How to write the value so that it is what is wanted; "" where that is for the user to say."""
+    if wanted is str and isinstance(value, (int, float)):
+        return f'in quotes it is a string: {name}: "{str(value).lower()}"'
+    if wanted is int and isinstance(value, float) and value.is_integer():
+        return f"write {name}: {int(value)}"
+    if isinstance(value, str) and wanted is not str:
+        whole = r"-?(0|[1-9]\d*)"
+        plain = {int: whole, float: rf"{whole}(\.\d+)?", bool: "true|false"}[wanted]
+        return f"write it without quotes: {name}: {value}" if re.fullmatch(plain, value) else ""
+    return ""
 
 
 def _module(value: Any, path: str, entry: str, kind: str, folder: str) -> Any:

@@ -18,6 +18,10 @@ from hidet_build.worker.protocol import Failure
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY_FRAMES = 4
+# A source's module as Python calls it, and the file Python may add: '//.kernels.tiles' (kernels/tiles.py)
+_MODULE = re.compile(r"(?P<quote>'?)//\.(?P<name>[^\s'\"()/]+)(?P=quote)(?P<file> \([^\s()]+\))?")
+# Stands for a dot in the name of a folder or file, where a real one would end the name of a package.
+DOT = "\u2024"
 
 
 class StepFailure(Exception):
@@ -32,10 +36,11 @@ class UndeclaredImport(ModuleNotFoundError):
     """The kernel imports what it does not declare.
 
     An ImportError, so that `try: import x` / `except ImportError` sees an absent module. `name` stays None: with it
-    `from package import x` would swallow the error.
+    `from package import x` would swallow the error. `hint` takes a while to find out, and who catches the error needs
+    none.
     """
 
-    def __init__(self, module: str, message: str, hint: str = "") -> None:
+    def __init__(self, module: str, message: str, hint: Callable[[], str] = str) -> None:
         super().__init__(message)
         self.module = module
         self.hint = hint
@@ -76,10 +81,9 @@ def describe(error: BaseException, sources: Collection[str], clean: Callable[[st
     while cause is not None:
         at = _frames(cause.__traceback__, sources)
         place = f" ({at[-1].filename}:{at[-1].lineno})" if at else ""
-        lines.append(f"caused by {clean(_summary(cause))}{place}")
+        lines.append(f"caused by {_without_names(clean(_summary(cause)), sources)}{place}")
         cause = cause.__cause__
-    if failure.hint:
-        lines.append(f"hint: {failure.hint}")
+    # No hint here: who knows the workspace has a better one, or shows this one.
     return "\n".join(lines), failure
 
 
@@ -120,14 +124,15 @@ def _failure(error: BaseException, sources: Collection[str], clean: Callable[[st
         return error.failure
     kind, subject, hint = "kernel", "", ""
     if isinstance(error, UndeclaredImport):
-        kind, subject, hint = "undeclared-import", error.module, error.hint
+        kind, subject, hint = "undeclared-import", error.module, error.hint()
     elif isinstance(error, UndeclaredFile):
         kind, subject = "undeclared-file", error.path
     elif isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
         # It may well be in the workspace, and not among the inputs.
         kind, subject = "undeclared-file", os.path.relpath(error.filename)
     file, line, column, text = _place(error, sources)
-    return Failure(kind, clean(_summary(error)), subject, file, line, column, text, hint)
+    message = _without_names(clean(_summary(error)), sources)
+    return Failure(kind, message, subject, file, line, column, text, hint)
 
 
 def _place(error: BaseException, sources: Collection[str]) -> tuple[str, int, int, str]:
@@ -153,6 +158,21 @@ def _summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the kernel called sys.exit({error.code!r})"
     return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _without_names(text: str, sources: Collection[str]) -> str:
+    """The text with paths, or plain dotted names, in place of the names our modules have inside Python."""
+
+    def path(match: re.Match[str]) -> str:
+        name = match["name"].replace(DOT, ".")
+        inner = match["name"].replace(".", "/").replace(DOT, ".")
+        found = next((file for file in (f"{inner}.py", f"{inner}/__init__.py") if file in sources), None)
+        quote = match["quote"]
+        if found is None:
+            return f"{quote}{name}{quote}{match['file'] or ''}"
+        return found if match["file"] == f" ({found})" else f"{found}{match['file'] or ''}"
+
+    return _MODULE.sub(path, text)
 
 
 def _frames(trace: TracebackType | None, sources: Collection[str]) -> list[traceback.FrameSummary]:

@@ -68,8 +68,11 @@ class WorkerPool:
             "PYTHONHASHSEED": "0",
         }
         # A folder of site-packages must not come before the standard library, and need not.
-        if os.path.basename(_PACKAGE_ROOT) not in ("site-packages", "dist-packages"):
-            found["PYTHONPATH"] = _PACKAGE_ROOT
+        folders = [] if os.path.basename(_PACKAGE_ROOT) in ("site-packages", "dist-packages") else [_PACKAGE_ROOT]
+        # hidet is looked for, and counts in keys, where we ourselves would import it from.
+        folders += [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
+        if folders:
+            found["PYTHONPATH"] = ":".join(dict.fromkeys(folders))
         if site.ENABLE_USER_SITE and self._python == sys.executable:
             # HOME is another one in there; hidet may be in the user's site-packages all the same.
             found["PYTHONUSERBASE"] = site.getuserbase()

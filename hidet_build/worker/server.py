@@ -65,6 +65,23 @@ def _max_rss(who: int) -> int:
 class _Child:
     id: int
     started: float
+    output: str  # the file it writes to
+
+
+# How a child says that the step came to its end. Whatever a kernel exits with by itself, it is not that.
+_DONE = 100
+
+
+def _exit_code(status: int, output: str) -> int:
+    """A child's exit code as that of its step: a process that the kernel ended early did not do it."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == _DONE:
+        return StepExit.OK
+    if code == StepExit.OK:
+        with open(output, "ab") as file:
+            file.write(b"the kernel ended the process (os._exit) before the step was done\n")
+        return StepExit.USER
+    return code
 
 
 class _Server:
@@ -126,7 +143,7 @@ class _Server:
         pid = os.fork()
         if not pid:
             self._be_child(request, parent)
-        self._children[pid] = _Child(request.id, time.monotonic())
+        self._children[pid] = _Child(request.id, time.monotonic(), request.output)
         self.reply(event="started", id=request.id, pid=pid)
 
     def _reap(self) -> None:
@@ -140,7 +157,7 @@ class _Server:
             self.reply(
                 event="finished",
                 id=running.id,
-                exit_code=os.waitstatus_to_exitcode(status),
+                exit_code=_exit_code(status, running.output),
                 seconds=time.monotonic() - running.started,
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 max_rss=usage.ru_maxrss * 1024,
@@ -157,7 +174,7 @@ class _Server:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(code)
+            os._exit(_DONE if code == StepExit.OK else code)
 
     def _separate(self, request: Request, parent: int) -> None:
         """Leave everything of the server's behind: its group, signals, channels, folder, output and environment."""

@@ -25,12 +25,11 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from hidet_build.worker.failure import UndeclaredImport, user_failure
+from hidet_build.worker import distribution
+from hidet_build.worker.failure import DOT, UndeclaredImport, user_failure
 
 ROOT = "//"
 _INSIDE = ROOT + "."
-# Stands for a dot in the name of a folder or file, where a real one would end a package's name.
-_DOT = "\u2024"
 
 
 class Sources:
@@ -77,12 +76,12 @@ def module_name(path: str) -> str:
 
 
 def _folder_name(path: str) -> str:
-    return _INSIDE + path.replace(".", _DOT).replace("/", ".") if path else ROOT
+    return _INSIDE + path.replace(".", DOT).replace("/", ".") if path else ROOT
 
 
 def shown(name: str) -> str:
     """A module's name as a kernel would write it."""
-    return name.removeprefix(_INSIDE).replace(_DOT, ".")
+    return name.removeprefix(_INSIDE).replace(DOT, ".")
 
 
 class ImportControl(MetaPathFinder):
@@ -98,6 +97,7 @@ class ImportControl(MetaPathFinder):
         self._allowed = allowed
         self._taken = {*allowed, *(name.partition(".")[0] for name in sys.modules)}
         self._import = builtins.__import__
+        self._asked = ""  # the whole name in the latest import statement of a source
 
     def install(self) -> None:
         """Put this control into the process: for good, for it is meant to run one kernel."""
@@ -157,8 +157,10 @@ class ImportControl(MetaPathFinder):
     ) -> ModuleType:
         # In place of builtins.__import__, because the import system asks no finder for a module that is loaded: that
         # would hand out whatever this process has loaded, and never tell that a source has a taken name.
-        if level == 0 and globals is not None and _is_source(globals):
-            self._check(name)
+        if globals is not None and _is_source(globals):
+            self._asked = f"{_base(globals, level)}{name}"
+            if level == 0:
+                self._check(name)
         return self._import(name, globals, locals, fromlist or (), level)
 
     def _check(self, name: str) -> None:
@@ -175,13 +177,9 @@ class ImportControl(MetaPathFinder):
             raise self._undeclared(name)
 
     def _undeclared(self, name: str) -> UndeclaredImport:
-        module = shown(name)
-        return UndeclaredImport(
-            module,
-            f"the module {module!r} is not declared",
-            "a source belongs in `srcs` or `deps`; an installed distribution in "
-            f"`requires: [{module.partition('.')[0]}]`",
-        )
+        # For `import a.b` Python asks for `a` first, and it is a.b that somebody has to declare.
+        whole = self._asked if self._asked.startswith(f"{name}.") else name
+        return UndeclaredImport(shown(whole), f"the module {shown(whole)!r} is not declared", lambda: _advice(whole))
 
     def _file(self, name: str) -> str | None:
         """The source that an absolute name fits; StepFailure where it fits two."""
@@ -258,6 +256,26 @@ def _decode(content: bytes, path: str) -> str:
         return importlib.util.decode_source(content)
     except (UnicodeDecodeError, SyntaxError):
         raise user_failure(f"{path} is not UTF-8, and has no line that names its encoding", file=path) from None
+
+
+def _advice(name: str) -> str:
+    """What to write for a module that is not declared, for who does not know the workspace."""
+    source = "a source of this workspace goes into `srcs` of a py_library, and that target into `deps`"
+    if name.startswith(_INSIDE):
+        return source
+    top = name.partition(".")[0]
+    found = distribution.bringing(top)
+    if not found:
+        return f"{source}; no installed distribution brings a module {top!r}"
+    if len(found) == 1:
+        return f"it comes with the installed distribution {found[0]}: add `requires: [{found[0]}]`"
+    return f"add to `requires` the one you mean of the installed distributions that bring it: {', '.join(found)}"
+
+
+def _base(names: Mapping[str, Any], level: int) -> str:
+    """What a relative import starts from, up to the dot before what it names."""
+    parts = str(names.get("__package__") or ROOT).split(".")
+    return ".".join(parts[: max(1, len(parts) - level + 1)]) + "." if level else ""
 
 
 def _is_source(names: Mapping[str, Any]) -> bool:

@@ -106,7 +106,7 @@ def test_flags_anywhere(tree: Space, words: list[str]) -> None:
 
 MISTAKES = [
     (["biuld", "//a:c"], 2, "unknown verb 'biuld'", "did you mean 'build'?"),
-    (["help", "qurey"], 2, "unknown verb 'qurey'", "did you mean 'query'?"),
+    (["help", "qurey"], 2, "'qurey' is neither a verb nor a rule", "did you mean 'query'?"),
     (["matmul"], 2, "unknown verb 'matmul'", "hidet-build :matmul"),
     (["--keepgoing", "//a:c"], 2, "unknown flag --keepgoing", "did you mean '--keep_going'?"),
     (["//a:c", "--verbose-failure"], 2, "unknown flag --verbose_failure", "did you mean '--verbose_failures'?"),
@@ -114,7 +114,7 @@ MISTAKES = [
     (["-j", "0", "//a:c"], 2, "expected a positive number or auto, not '0'", ""),
     (["-j", "many", "//a:c"], 2, "expected a positive number or auto, not 'many'", ""),
     (["--color=blue", "//a:c"], 2, "invalid choice: 'blue'", ""),
-    (["--lock_timeout=soon", "//a:c"], 2, "invalid float value: 'soon'", ""),
+    (["--lock_timeout=soon", "//a:c"], 2, "expected a number of seconds, not 'soon'", ""),
     (["build"], 2, "which targets?", "hidet-build //..."),
     (["-k"], 2, "which targets?", "hidet-build //..."),
     (["query"], 2, "the following arguments are required: EXPRESSION", ""),
@@ -302,6 +302,28 @@ def test_check_up_to_date(tree: Space) -> None:
     assert re.search(r"not up to date: //a:c \(Command\): input a/a.txt changed: \w+ -> \w+", stale.err)
     assert [] == [*fresh.actions, *right.actions, *stale.actions]
     assert "one\n" == tree.read("hidet-bin/a/d/out.txt")
+
+
+def test_check_up_to_date_looks_at_everything(tree: Space) -> None:
+    """All that is stale is named, and nothing else: what needs it is counted, and what does not stays up to date."""
+    tree.write("b/BUILD.yaml", targets(copy("c"), copy("d")))
+    tree.write("b/a.txt", "one\n")
+    tree.build("//a:d", "//b:c")
+    tree.write("a/a.txt", "two\n")
+
+    done = tree.run("--check_up_to_date", "//a:d", "//b:c", "//b:d")
+
+    assert ["//a:c", "//b:d"] == re.findall(r"not up to date: (\S+)", done.err)
+    assert "ERROR: 2 of 3 targets not up to date: //a:d, //b:d: 1 action: 1 up to date" == done.summary
+
+
+def test_help_on_rules(tree: Space) -> None:
+    """`help rules` lists the rules, `help RULE` the attributes of one."""
+    rules, one = tree.run("help", "rules"), tree.run("help", "cc_object")
+
+    assert (0, 0) == (rules.code, one.code)
+    assert "  ir_module       A hidet kernel." in rules.out
+    assert "  hdrs      every header of this workspace that the source includes" in one.out
 
 
 def test_nocache(tree: Space) -> None:
