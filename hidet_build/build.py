@@ -25,7 +25,7 @@ from hidet_build.execution import Layout, is_output_link, link_path
 from hidet_build.files import Placer, seal_time_ns
 from hidet_build.local import LocalRunner
 from hidet_build.lock import KeyLocks, shared
-from hidet_build.performer import Notice, Options, Performer
+from hidet_build.performer import Notice, Options, Performer, Waiting
 from hidet_build.plan import Plan, PlanStale
 from hidet_build.process import Processes
 from hidet_build.progress import Outcome, Reporter, Summary
@@ -178,17 +178,34 @@ def _engine(
 ) -> Engine:
     store = request.disk_cache or os.path.join(layout.state, "cache")
 
-    def cancelled() -> bool:
-        return processes.stopped
-
-    def locks(waiting: Callable[..., None]) -> KeyLocks:
-        folder = os.path.join(store, "locks")
-        return KeyLocks(folder, waiting, request.lock_timeout, request.block_for_lock, cancelled)
-
     def advise(action: Action, output: bytes) -> str | None:
         from hidet_build.declaration import advise  # loads packages, only after a failure
 
         return advise(request, action, output)
+
+    def locks(waiting: Waiting) -> KeyLocks:
+        folder = os.path.join(store, "locks")
+        return KeyLocks(folder, waiting, request.lock_timeout, request.block_for_lock, lambda: processes.stopped)
+
+    return local_engine(layout, options, state, toolchains, processes, workers, reporter, store, locks, advise)
+
+
+def local_engine(
+    layout: Layout,
+    options: Options,
+    state: State,
+    toolchains: Toolchains,
+    processes: Processes,
+    workers: WorkerPool,
+    reporter: Reporter,
+    store: str,
+    locks: Callable[[Waiting], KeyLocks],
+    advise: Callable[[Action, bytes], str | None],
+) -> Engine:
+    """An engine that runs actions on this machine and keeps results in the folder `store`."""
+
+    def cancelled() -> bool:
+        return processes.stopped
 
     def performer(tell: Callable[[Notice], None]) -> Performer:
         return Performer(

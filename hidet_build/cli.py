@@ -37,6 +37,7 @@ VERBS = {
     "build": "build targets; what a command line means that starts with a label",
     "query": "ask about the target graph: deps, rdeps, kind, filter, set operators",
     "clean": "delete what was built in this workspace",
+    "run-jit": "run a program whose hidet compiles through our cache: run-jit -- python model.py",
     "info": "show folders, versions and tools",
     "version": "print the version",
     "help": "explain a verb, or a rule",
@@ -232,6 +233,8 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         )
     elif verb == "info":
         parser.add_argument("words", nargs="*", metavar="KEY", help="print the value of this key alone")
+    elif verb == "run-jit":
+        parser.add_argument("words", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --")
     elif verb == "help":
         parser.add_argument("words", nargs="*", metavar="VERB")
     return parser
@@ -393,6 +396,17 @@ def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -
     return ExitCode.SUCCESS
 
 
+def _run_jit(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
+    """Become the program; its exit code is ours."""
+    hook = os.path.join(os.path.dirname(os.path.abspath(hidet_build.__file__)), "hook")
+    folders = [hook, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": ":".join(folders)}
+    try:
+        os.execvpe(options.words[0], options.words, environment)
+    except OSError as error:
+        raise UsageError(f"cannot run {options.words[0]!r}: {error.strerror}") from None
+
+
 def _version(_: argparse.Namespace, __: Sequence[str], ___: Processes) -> int:
     print(f"{PROGRAM} {hidet_build.__version__}")
     return ExitCode.SUCCESS
@@ -423,7 +437,15 @@ def _help(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     return ExitCode.SUCCESS
 
 
-_RUN = {"build": _build, "query": _query, "clean": _clean, "info": _info, "version": _version, "help": _help}
+_RUN = {
+    "build": _build,
+    "query": _query,
+    "clean": _clean,
+    "info": _info,
+    "version": _version,
+    "help": _help,
+    "run-jit": _run_jit,
+}
 
 
 def _overview() -> str:

@@ -18,13 +18,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Union
 
 from hidet_build.action import ActionResult, Artifact, OutputFile, Step
-from hidet_build.build import find_toolchains
+from hidet_build.build import find_toolchains, local_engine
 from hidet_build.cache.disk import DiskCache
 from hidet_build.digest import Digest, of_bytes
 from hidet_build.engine import Engine
@@ -32,9 +32,8 @@ from hidet_build.errors import ActionFailed, BuildError, ErrorGroup, Location, U
 from hidet_build.execution import Layout
 from hidet_build.files import Placer, write_atomic
 from hidet_build.label import Label
-from hidet_build.local import LocalRunner
 from hidet_build.lock import KeyLocks, exclusive
-from hidet_build.performer import Notice, Options, Performer
+from hidet_build.performer import Options, Waiting
 from hidet_build.platform import Platform, parse_target
 from hidet_build.process import Processes
 from hidet_build.progress import Reporter, SilentReporter, choose_reporter
@@ -392,27 +391,22 @@ class _Session:
         state = State(self._layout.state, self._layout.root)
         workers = WorkerPool(self._processes, sys.executable)
 
-        def cancelled() -> bool:
-            return self._processes.stopped
-
-        def locks(waiting: Callable[..., None]) -> KeyLocks:
-            return KeyLocks(os.path.join(self._store, "locks"), waiting, cancelled=cancelled)
-
-        def performer(tell: Callable[[Notice], None]) -> Performer:
-            return Performer(
-                layout=self._layout,
-                options=options,
-                state=state,
-                cache=DiskCache(self._store, Placer()),
-                locks=locks,
-                runner=LocalRunner(self._processes, workers, self._toolchains),
-                cancelled=cancelled,
-                advise=lambda _, __: None,
-                tell=tell,
-            )
+        def locks(waiting: Waiting) -> KeyLocks:
+            return KeyLocks(os.path.join(self._store, "locks"), waiting, cancelled=lambda: self._processes.stopped)
 
         with contextlib.closing(workers), contextlib.closing(reporter):
-            yield Engine(self._layout, options, state, self._toolchains, reporter, cancelled, performer)
+            yield local_engine(
+                self._layout,
+                options,
+                state,
+                self._toolchains,
+                self._processes,
+                workers,
+                reporter,
+                self._store,
+                locks,
+                advise=lambda _, __: None,
+            )
 
     def _publish(self, number: int, request: _Request, library: Artifact, platform: Platform, output_kind: str) -> None:
         """Put what hidet leaves in an output folder there, each file at once, under hidet's lock, the library last."""

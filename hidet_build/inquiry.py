@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from hidet_build.errors import BuildError, Location, QueryError
 from hidet_build.graph import TargetGraph, load, once
@@ -65,7 +66,13 @@ def _no_such_file(word: Word, package: str, workspace: Workspace) -> QueryError 
     paths = dict.fromkeys([f"{package}/{word.text}".lstrip("/"), word.text])
     if any(os.path.isdir(workspace.absolute(path)) for path in paths):
         return None
-    near = [file for path in paths for file in workspace.near_files(path) if not workspace.excluded(file)]
+    near = [
+        file
+        for path in paths
+        for file in workspace.near_files(path)
+        if not workspace.excluded(file)
+        and (os.path.basename(file) == os.path.basename(path) or get_close_matches(path, [file], cutoff=0.75))
+    ]
     if not near:
         return None
     return QueryError(

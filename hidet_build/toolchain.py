@@ -428,6 +428,13 @@ class Toolchains:
         evidence = _Evidence("hidet", ", ".join(words))
         for _, sources in versions.values():
             evidence.watch(sources)
+        if self._module_path is None:
+            from hidet_build.worker.distribution import closure_of_hidet  # importlib.metadata, when probing alone
+
+            # A kernel may import all of it, so all of it counts, by version.
+            for name, version, metadata in closure_of_hidet():
+                evidence.count(f"{name} {version}")
+                evidence.watch([metadata] if metadata else [])
         files, folders = _package_files(folder)
         for file in files:
             evidence.add(os.path.relpath(file, folder), [file])
@@ -533,6 +540,10 @@ class _Evidence:
                 self._said.add((role, content))
                 self._say(role)
                 self._say(content)
+
+    def count(self, text: str) -> None:
+        """Let a text count."""
+        self._say(text)
 
     def watch(self, paths: Iterable[str]) -> None:
         """Ask again when one of these files or folders changes, without letting it count."""
@@ -689,7 +700,19 @@ def _cpu_description() -> str:
 def _probe_command(name: str, command: str, program: str, path: str) -> Toolchain:
     evidence = _Evidence(name, command)
     evidence.add("program", [program])
+    evidence.add("interpreter", _interpreter(program, path))
     return evidence.toolchain({command: program}, path)
+
+
+def _interpreter(program: str, path: str) -> list[str]:
+    """The program that runs a script, as its first line says; nothing for other programs."""
+    with open(program, "rb") as file:
+        first = file.readline(256)
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    if len(words) > 1 and os.path.basename(words[0]) == "env":
+        found = next(_programs(words[1], path.split(":")), None)
+        return [found] if found else []
+    return words[:1] if words and os.path.isfile(words[0]) else []
 
 
 def _package_folder(name: str, module_path: Sequence[str] | None) -> str | None:

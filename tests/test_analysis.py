@@ -190,13 +190,13 @@ def test_a_select_takes_the_most_specific_branch(tmp_path: Path, platform: str, 
     [
         (
             "  - {rule: show, name: x, shown: [':g']}\n",
-            "//:g cannot stand here: it provides DefaultInfo, and ShownInfo is",
+            "//:g is a filegroup; `shown` takes show targets",
         ),
         ("  - {rule: show, name: x, file: ':g'}\n", "file: //:g makes 2 files, not one"),
         ("  - {rule: show, name: x, file: ':none'}\n", "//:none (rule filegroup) makes no files"),
         (
             "  - {rule: show, name: x, shown: [':both']}\n",
-            "//:g cannot stand here: it provides DefaultInfo, and ShownInfo is",
+            "//:g is a filegroup; `shown` takes show targets",
         ),
     ],
 )

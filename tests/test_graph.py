@@ -65,6 +65,42 @@ def test_a_select_counts_by_its_branch(tmp_path: Path) -> None:
     assert "no such package '//none': there is no folder 'none'" == caught.value.message
 
 
+LIBRARIES = """\
+workspace: {name: w}
+targets:
+  - {rule: filegroup, name: files, srcs: [k/tiles.py, k/free.py]}
+  - {rule: ir_module, name: matmul, src: k/tiles.py}
+  - {rule: py_library, name: tiles, srcs: [k/tiles.py]}
+  - {rule: py_library, name: uses, srcs: [k/free.py], deps: [k/tiles.py]}
+  - {rule: py_library, name: itself, srcs: [k/free.py], deps: [k/free.py]}
+  - {rule: shared_library, name: so, modules: [k/tiles.py]}
+  - {rule: alias, name: other, actual: k/free.py}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "hint"),
+    [
+        ("uses", "deps", "k/tiles.py is in srcs of //:tiles: write ':tiles'"),
+        ("itself", "deps", "k/free.py is in srcs of //:uses: write ':uses'"),
+        ("so", "modules", "k/tiles.py is in src of //:matmul: write ':matmul'"),
+        ("other", "actual", "k/free.py is in srcs of //:files: write ':files'"),
+    ],
+)
+def test_a_file_where_a_target_belongs(tmp_path: Path, name: str, attribute: str, hint: str) -> None:
+    """The target to write instead is one that has the file, and that the attribute takes."""
+    (tmp_path / "k").mkdir()
+    for file in ("tiles.py", "free.py"):
+        (tmp_path / "k" / file).write_text("")
+    (tmp_path / "BUILD.yaml").write_text(LIBRARIES)
+    workspace = Workspace(str(tmp_path))
+    with pytest.raises(LoadError) as caught:
+        load([(Label("", name), None)], Loader(workspace).package, workspace, parse_target("cpu"))
+
+    assert f"is a file, and `{attribute}` takes targets" in caught.value.message
+    assert hint == caught.value.hint
+
+
 def made(path: str, directory: bool = False) -> Artifact:
     """An output."""
     return Artifact(path, "cpu", directory)

@@ -105,3 +105,22 @@ def test_second_process_compiles_nothing(caches: Path) -> None:
     assert ("True\n", "True\n") == (first.stdout, second.stdout)
     assert entries == sorted((caches / "cache" / "hidet-build" / "ac").rglob("*"))
     assert 1 == len([name for _, _, names in os.walk(caches / "two") for name in names if name == "lib.so"])
+
+
+def test_run_jit(tmp_path: Path) -> None:
+    """`run-jit` runs a program as it is, arguments, exit code, own sitecustomize and all, with our drivers in hidet."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.mine = 'mine'\n")
+    program = (
+        "import sys, hidet.drivers; print(sys.mine, hidet.drivers.build_task.__module__, sys.argv[1:]); sys.exit(5)"
+    )
+    folders = f"{tmp_path / 'site'}:{Path(__file__).parents[1]}"
+    done = subprocess.run(
+        [sys.executable, "-m", "hidet_build", "run-jit", "--", sys.executable, "-c", program, "-x", "--foo-bar"],
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (5, "mine hidet_build.drivers ['-x', '--foo-bar']\n") == (done.returncode, done.stdout), done.stderr

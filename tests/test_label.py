@@ -52,6 +52,34 @@ def test_what_is_no_label_is_refused_at_its_place(text: str) -> None:
         parse_label(text, "here", place)
 
     assert place == caught.value.location
+    assert caught.value.message.startswith((f"{text!r} ", f"{text!r}:"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("/a:b", "'/a:b' is not a label: it begins with one slash", "did you mean '//a:b'?"),
+        ("/a", "'/a' is not a label: it begins with one slash", "did you mean '//a'?"),
+        ("/a/...", "'/a/...' is not a label: it begins with one slash", "did you mean '//a/...'?"),
+        ("-/a:b", "'-/a:b' is not a label: it begins with one slash", "did you mean '-//a:b'?"),
+        (
+            "/a/b.py",
+            "'/a/b.py' is not a label: it begins with one slash",
+            "a file is named by its path from the folder of the BUILD.yaml",
+        ),
+        ("a//b", "'a//b' is not a label: 'a//b' has an empty, '.', '..' or '...' segment", None),
+        ("", "'' names no target", None),
+        ("//", "'//' names no target", "a target of the root is `//:name`"),
+        ("a:", "'a:' has no name after the ':'", None),
+    ],
+)
+def test_what_is_refused_is_shown_as_it_was_typed(text: str, message: str, hint: str | None) -> None:
+    """No slash or colon more, and with what was meant where that is plain."""
+    with pytest.raises(UsageError) as caught:
+        parse_pattern(text)
+
+    assert message == caught.value.message
+    assert hint is None or hint == caught.value.hint
 
 
 @given(LABELS)

@@ -246,6 +246,21 @@ def test_command_is_its_content(tmp_path: Path) -> None:
     assert identities[0] != identities[2]
 
 
+def test_interpreter_of_a_script_counts(tmp_path: Path) -> None:
+    """A command that is a script is the interpreter that runs it, too."""
+    identities = []
+    interpreter = tmp_path / "interpreter"
+    (tmp_path / "tool").write_text(f"#!{interpreter}\n")
+    (tmp_path / "tool").chmod(0o755)
+    for text in ("one", "two", "one"):
+        interpreter.write_text(f"#!/bin/sh\n# {text}\n")
+        interpreter.chmod(0o755)
+        identities.append(system(str(tmp_path / "memo"), PATH=str(tmp_path)).get("command:tool").identity)
+
+    assert identities[0] == identities[2]
+    assert identities[0] != identities[1]
+
+
 def test_command_python3_is_ours(tmp_path: Path) -> None:
     """python3 is the one this program runs in, whose packages the user knows, also when PATH has another."""
     folder = os.path.dirname(sys.executable)
@@ -330,15 +345,16 @@ def test_trees_of_hidet(tmp_path: Path) -> None:
 
 @pytest.mark.hidet
 def test_real_hidet_is_found_without_importing_it(tmp_path: Path) -> None:
-    """Importing hidet takes seconds; finding it must not."""
+    """Importing hidet takes seconds; finding it must not, and once it is remembered neither must metadata be read."""
     script = (
         "import sys; from hidet_build.toolchain import Toolchains; t = Toolchains({}, sys.argv[1], None);"
         "f = t.get('hidet'); print(f.version.split()[0], t.tree('hidet/include').path.endswith('hidet/include'),"
         "sorted({'hidet', 'torch', 'yaml', 'networkx', 'importlib.metadata', 'subprocess'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    run = [sys.executable, "-c", script, tmp_path]
+    said = [subprocess.run(run, capture_output=True, text=True, check=True).stdout for _ in range(2)]
 
-    assert done.stdout == "hidet True []\n"
+    assert ["hidet True ['importlib.metadata']\n", "hidet True []\n"] == said
 
 
 def test_native_is_resolved_to_flags(tmp_path: Path, prober: Prober) -> None:
@@ -427,3 +443,15 @@ def test_clang(tmp_path: Path) -> None:
     assert found.executable("g++") == found.executable("clang++") == str(clang.driver)
     assert found.architectures == ("nocona", "x86-64-v3")
     assert {str(clang.header), str(clang.archive), str(clang.library)} <= set(dict(found.parts))
+
+
+def test_requirement_that_is_a_module(shared_memo: str) -> None:
+    """`requires: [yaml]` names the module of PyYAML; what is not there at all can be installed."""
+    found = system(shared_memo)
+    hints = []
+    for name in ("yaml", "no-such-distribution"):
+        with pytest.raises(EnvironmentFailure) as caught:
+            found.get(f"hidet+{name}", PLACE)
+        hints.append(caught.value.hint)
+
+    assert hints == ["did you mean 'PyYAML'?", "pip install no-such-distribution"]

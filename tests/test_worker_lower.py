@@ -94,6 +94,18 @@ def two_kernels():
     return module.ir_module()
 
 
+def scaled(alpha, beta=1):
+    return None
+
+
+def placed(n, /):
+    return None
+
+
+def typed(n: int = 4, *, scale: "float" = 1.0, fast: bool = False, name: str = None, ready: "READY" = 0):
+    return script()
+
+
 NUMBER = 5
 READY = script()
 """
@@ -105,12 +117,26 @@ _ALLOWED = "an IRModule, a list of them, a script module or function, a Task, or
     [
         ("matmull", {}, "no 'matmull' in kernels/main.py", 0, "did you mean 'matmul'?"),
         ("matmul", {"m": 1}, f"'matmul' returned None; expected {_ALLOWED}", 7, ""),
-        ("matmul", {}, "`args` do not fit matmul(m, n=4, *, k=8): missing a required argument: 'm'", 7, ""),
+        ("matmul", {}, "`args` do not fit matmul(m, n=4, *, k=8): 'm' is missing", 7, ""),
         (
             "helper",
             {"n": 1, "m_size": 2},
-            "`args` do not fit helper(n): got an unexpected keyword argument 'm_size'",
+            "`args` do not fit helper(n): there is no parameter 'm_size'",
             44,
+            "",
+        ),
+        (
+            "scaled",
+            {"alfa": 3},
+            "`args` do not fit scaled(alpha, beta=1): there is no parameter 'alfa'; 'alpha' is missing",
+            86,
+            "did you mean 'alpha'?",
+        ),
+        (
+            "placed",
+            {"n": 3},
+            "`args` do not fit placed(n, /): there is no parameter 'n'; 'n' cannot be given by name",
+            90,
             "",
         ),
         ("mixed", {}, f"'mixed' returned a list of int, str; expected {_ALLOWED}", 24, ""),
@@ -155,6 +181,49 @@ def test_wrong_entries(
 
     assert (failure.message, failure.line, failure.hint) == (message, line, hint)
     assert failure.file == "kernels/main.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"n": "256"}, "n is annotated int, and BUILD.yaml gives the string '256'", "write it without quotes: n: 256"),
+        ({"n": "many"}, "n is annotated int, and BUILD.yaml gives the string 'many'", ""),
+        ({"n": 256.0}, "n is annotated int, and BUILD.yaml gives the number 256.0", "write n: 256"),
+        ({"n": 2.5}, "n is annotated int, and BUILD.yaml gives the number 2.5", ""),
+        ({"n": True}, "n is annotated int, and BUILD.yaml gives true", ""),
+        ({"n": None}, "n is annotated int, and BUILD.yaml gives null", ""),
+        ({"n": [1]}, "n is annotated int, and BUILD.yaml gives a list", ""),
+        (
+            {"scale": "1.5"},
+            "scale is annotated float, and BUILD.yaml gives the string '1.5'",
+            "write it without quotes: scale: 1.5",
+        ),
+        ({"fast": 1}, "fast is annotated bool, and BUILD.yaml gives the number 1", ""),
+        (
+            {"name": 16},
+            "name is annotated str, and BUILD.yaml gives the number 16",
+            'in quotes it is a string: name: "16"',
+        ),
+    ],
+)
+def test_arguments_of_another_type(
+    space: StepSpace,  # noqa: F811
+    arguments: dict[str, object],
+    message: str,
+    hint: str,
+) -> None:
+    """A plain annotation is held against what BUILD.yaml gives, before the entry is called."""
+    space.write({"kernels/main.py": SOURCE})
+    _, failure = space.failure("kernels/main.py", "typed", **arguments)
+
+    assert (failure.message, failure.hint) == (f"args: {message}", hint)
+    assert (failure.file, failure.line > 0) == ("kernels/main.py", True)
+
+
+def test_arguments_that_fit_their_annotations(space: StepSpace) -> None:  # noqa: F811
+    """A whole number is a float too, null is fine as a default, and other annotations mean what they like."""
+    space.write({"kernels/main.py": SOURCE})
+    space.lowered("kernels/main.py", "typed", n=8, scale=2, fast=True, name=None, ready="x")
 
 
 def test_error_in_the_kernel_shows_its_own_frames(space: StepSpace) -> None:  # noqa: F811

@@ -236,6 +236,10 @@ class TestUndeclared:
             ("import hidet_build", "hidet_build"),
             ("import pytest", "pytest"),
             ("import importlib; importlib.import_module('pytest')", "pytest"),
+            ("from pk.a import x", "pk.a"),
+            ("import pk.sub.a", "pk.sub.a"),
+            ("from ..pk.a import x", "pk.a"),
+            ("from pk import a", "pk"),
         ],
     )
     def test_module_is_named_with_its_importer(self, space: StepSpace, statement: str, module: str) -> None:  # noqa: F811
@@ -253,7 +257,58 @@ class TestUndeclared:
         assert (failure.file, failure.line, failure.column) == ("kernels/helper.py", 2, 5)
         assert failure.text == f"    {statement}"
         assert f"the module {module!r} is not declared" in text
+        assert "hint" not in text
         assert "Traceback (your files only, the last call at the bottom):\n  kernels/main.py:2 in <module>" in text
+
+    @pytest.mark.parametrize(
+        ("statement", "hint"),
+        [
+            ("import yaml", "it comes with the installed distribution PyYAML: add `requires: [PyYAML]`"),
+            (
+                "import nowhere.at_all",
+                "a source of this workspace goes into `srcs` of a py_library, and that target into `deps`; "
+                "no installed distribution brings a module 'nowhere'",
+            ),
+            (
+                "from .yaml import x",
+                "a source of this workspace goes into `srcs` of a py_library, and that target into `deps`",
+            ),
+        ],
+    )
+    def test_hint_names_the_distribution(self, space: StepSpace, statement: str, hint: str) -> None:  # noqa: F811
+        """What `requires` takes is not the name of the module."""
+        space.write({"kernels/main.py": f"{statement}\n{KERNEL}"})
+        _, failure = space.failure("kernels/main.py", "kernel")
+
+        assert failure.hint == hint
+
+    def test_requires_names_the_module(self, space: StepSpace) -> None:  # noqa: F811
+        """Instead of the distribution that brings it."""
+        space.write({"main.py": f"import yaml\n{KERNEL}"})
+        _, failure = space.failure("main.py", "kernel", "--requires", "yaml")
+        _, unknown = space.failure("main.py", "kernel", "--requires", "no-such-distribution")
+
+        assert (failure.hint, unknown.hint) == ("did you mean 'PyYAML'?", "pip install no-such-distribution")
+
+    @pytest.mark.parametrize(
+        ("statement", "message"),
+        [
+            ("from lib.tiles import BIAS", "ImportError: cannot import name 'BIAS' from lib/tiles.py"),
+            ("import lib.tiles; lib.tiles.BIAS", "AttributeError: module lib/tiles.py has no attribute 'BIAS'"),
+            ("import lib.tiles; raise TypeError(lib.tiles.Tile)", "TypeError: <class 'lib.tiles.Tile'>"),
+        ],
+    )
+    def test_names_inside_python_are_not_told(self, space: StepSpace, statement: str, message: str) -> None:  # noqa: F811
+        """A module's name in `sys.modules` is ours; the user knows the file."""
+        space.write(
+            {
+                "lib/tiles.py": "class Tile:\n    pass\n",
+                "main.py": f"{statement}\n{KERNEL}",
+            }
+        )
+        text, failure = space.failure("main.py", "kernel")
+
+        assert (failure.message, "//" in text) == (message, False)
 
     def test_plain_name_of_two_sources(self, space: StepSpace) -> None:  # noqa: F811
         """A plain name that fits two declared files names both."""

@@ -46,20 +46,29 @@ def modules_of(requirements: Iterable[str]) -> frozenset[str]:
 
 
 def installed(requirement: str) -> dict[str, tuple[str, frozenset[str]]] | None:
-    """What a requirement brings beyond hidet's own closure: distributions with their versions and top-level modules.
+    """What a requirement is, and brings beyond hidet's own closure: versions and top-level modules of distributions.
 
     None where it is not installed.
     """
     try:
-        distribution(_parse(requirement)[0])
+        named = distribution(_parse(requirement)[0]).metadata["Name"]
     except (PackageNotFoundError, ValueError):
         return None
     known = {found.metadata["Name"] for found in _closure(["hidet"])}
     return {
         found.metadata["Name"]: (found.version, frozenset(_top_level(found)))
         for found in _closure([requirement])
-        if found.metadata["Name"] not in known
+        if found.metadata["Name"] not in known or found.metadata["Name"] == named
     }
+
+
+def closure_of_hidet() -> list[tuple[str, str, str]]:
+    """What hidet depends on: name, version, and the file that says so ("" where that is not a file), sorted."""
+    rows = []
+    for found in _closure(["hidet"]):
+        folder = getattr(found, "_path", None)  # of distributions on disk, the only ones that can change in place
+        rows.append((found.metadata["Name"], found.version, str(folder / "METADATA") if folder else ""))
+    return sorted(rows)
 
 
 def bringing(module: str) -> list[str]:

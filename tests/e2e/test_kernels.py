@@ -185,6 +185,7 @@ def test_undeclared_import(space: Space) -> None:
     assert 'hint: k/helper.py belongs to //k:help: add "//k:help" to deps of //k:a' in owned.err
     assert "hint: k/helper.py is not declared: put it into srcs of a py_library" in free.err
     assert "k/a.py:7" in owned.err
+    assert [1, 1] == [ended.err.count("hint: ") for ended in (owned, free)]
 
 
 @pytest.mark.parametrize("how", ["open('k/data.txt').read()", "open('{root}/k/data.txt').read()"])

@@ -168,6 +168,15 @@ def test_words_start_where_the_user_is(kernels: Space, text: str, expected: list
                 "                 ^",
             ],
         ),
+        (
+            "rdeps(//..., common/til.py)",
+            [
+                "ERROR: query:1:14: 'common/til.py': there is no such file and no such package",
+                "    rdeps(//..., common/til.py)",
+                "                 ^",
+                "hint: did you mean 'common/tiles.py'?",
+            ],
+        ),
     ],
 )
 def test_mistakes_are_placed(kernels: Space, text: str, lines: list[str]) -> None:
