@@ -313,8 +313,9 @@ def test_check_up_to_date_looks_at_everything(tree: Space) -> None:
 
     done = tree.run("--check_up_to_date", "//a:d", "//b:c", "//b:d")
 
-    assert ["//a:c", "//b:d"] == re.findall(r"not up to date: (\S+)", done.err)
-    assert "ERROR: 2 of 3 targets not up to date: //a:d, //b:d: 1 action: 1 up to date" == done.summary
+    assert ["//a:c", "//b:d"] == re.findall(r"INFO: not up to date: (\S+)", done.err)
+    expected = "ERROR: 2 of 3 targets not up to date: //a:d, //b:d: 4 actions: 1 up to date, 3 skipped"
+    assert expected == done.summary
 
 
 def test_help_on_rules(tree: Space) -> None:
