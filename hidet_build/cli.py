@@ -23,6 +23,7 @@ from hidet_build.errors import (
     Interrupted,
     UsageError,
     did_you_mean,
+    error_list,
 )
 from hidet_build.execution import link_path
 from hidet_build.performer import Options
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         with _interruptible(processes):
             return _run(argv, processes)
     except BuildError as error:
-        _say(error.render())
+        _tell(error)
         return error.exit_code
     except BrokenPipeError:  # the reader of our answers had enough
         _drop_answers()
@@ -87,6 +88,14 @@ def _drop_answers() -> None:
     """Let what is still to be written to stdout go nowhere, so that ending does not fail for it."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(error: BuildError) -> None:
+    """Show an error, or each of several with a blank line between them."""
+    for number, one in enumerate(error_list(error)):
+        if number:
+            print(file=sys.stderr)
+        _say(one.render())
 
 
 def _say(text: str) -> None:
@@ -351,7 +360,7 @@ def _query(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     except UsageError:
         raise
     except BuildError as error:
-        _say(error.render())
+        _tell(error)
         return ExitCode.QUERY_FAILED
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -42,7 +42,6 @@ class Result:
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     failures: list[Failure] = field(default_factory=list)
     not_up_to_date: list[tuple[Action, str]] = field(default_factory=list)
-    skipped: int = 0
     interrupted: bool = False
 
 

@@ -177,11 +177,13 @@ class ErrorGroup(BuildError):
         self.exit_code = max((error.exit_code for error in self.errors), default=ExitCode.BUILD_FAILED)
 
     def render(self) -> str:
-        """All errors, a blank line between them; `ERROR: ` comes before each but the first, which who shows it adds."""
-        return "\n\nERROR: ".join(error.render() for error in self.errors)
+        """All errors, a blank line between them."""
+        return "\n\n".join(error.render() for error in self.errors)
 
-    def __str__(self) -> str:
-        return "\n\n".join(map(str, self.errors))
+
+def error_list(error: BuildError) -> tuple[BuildError, ...]:
+    """The errors of a group, or the one error."""
+    return error.errors if isinstance(error, ErrorGroup) else (error,)
 
 
 def by_place(error: BuildError) -> tuple[str, int, int]:

@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from hidet_build.errors import BuildError, Location, QueryError
+from hidet_build.errors import BuildError, Location, QueryError, error_list
 from hidet_build.graph import TargetGraph, load, once
 from hidet_build.label import Label, parse_pattern
 from hidet_build.loader import Loader
-from hidet_build.node import error_list
 from hidet_build.package import Select, Target
 from hidet_build.query import SOURCE_FILE, Node, NodeTable, Word, evaluate, parse, render, words
 from hidet_build.rule import Reference

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
 
-from hidet_build.errors import BuildError, LoadError, did_you_mean
-from hidet_build.node import MapNode, Node, ScalarNode, error_list
+from hidet_build.errors import BuildError, LoadError, did_you_mean, error_list
+from hidet_build.node import MapNode, Node, ScalarNode
 
 # A matrix multiplies: this is what a few lines may become.
 MAX_COMBINATIONS = 2_000

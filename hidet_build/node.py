@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from hidet_build.errors import BuildError, LoadError, Location, did_you_mean, raise_all
+from hidet_build.errors import BuildError, LoadError, Location, did_you_mean, error_list, raise_all
 
 # A wheel for a new Python may come without the C parser (`doctor` says so); the pure one is some 30 times slower.
 FASTEST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -341,11 +341,6 @@ def _data(node: Node, errors: list[BuildError]) -> Any:
     except BuildError as error:
         errors.extend(error_list(error))
         return None
-
-
-def error_list(error: BuildError) -> tuple[BuildError, ...]:
-    """The errors of a group, or the one error."""
-    return getattr(error, "errors", (error,))
 
 
 def _fill(text: str, values: Mapping[str, Node], report: Callable[[str, str | None], None]) -> str:

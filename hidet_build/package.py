@@ -12,10 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from hidet_build.errors import BuildError, LoadError, Location, UsageError, by_place, did_you_mean, raise_all
+from hidet_build.errors import (
+    BuildError,
+    LoadError,
+    Location,
+    UsageError,
+    by_place,
+    did_you_mean,
+    error_list,
+    raise_all,
+)
 from hidet_build.label import Label, parse_label
 from hidet_build.matrix import Combination, read_matrix
-from hidet_build.node import QUOTED, MapNode, Node, ScalarNode, error_list, parse
+from hidet_build.node import QUOTED, MapNode, Node, ScalarNode, parse
 from hidet_build.platform import KINDS, Platform, parse_target
 from hidet_build.rule import (
     BOOLEAN,

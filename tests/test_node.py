@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hidet_build.errors import BuildError, ErrorGroup, LoadError
-from hidet_build.node import MAX_DEPTH, MapNode, Node, ScalarNode, error_list, parse
+from hidet_build.errors import BuildError, ErrorGroup, LoadError, error_list
+from hidet_build.node import MAX_DEPTH, MapNode, Node, ScalarNode, parse
 
 LOADERS = [pytest.param(yaml.SafeLoader, id="pure")]
 if hasattr(yaml, "CSafeLoader"):
