@@ -258,11 +258,9 @@ def _build_flags(parser: argparse.ArgumentParser) -> None:
     _switch(parser, "verbose_failures", help="show everything a failed command said")
     _switch(parser, "explain", help="say why each action runs: which input, flag or tool changed, from what to what")
     _switch(parser, "check_up_to_date", help="run nothing; exit 1 and say why if something would run")
-    _switch(parser, "build", default=True, help="--nobuild: load and analyze, run nothing")
-    _switch(parser, "cache", default=True, help="--nocache: run every action, whatever caches and earlier builds hold")
-    _switch(
-        parser, "block_for_lock", default=True, help="--noblock_for_lock: exit 9 where another build holds an action"
-    )
+    _switch(parser, "build", default=True, help="load and analyze, run nothing")
+    _switch(parser, "cache", default=True, help="run every action, whatever caches and earlier builds hold")
+    _switch(parser, "block_for_lock", default=True, help="exit 9 where another build holds an action")
     parser.add_argument(
         "--lock_timeout", metavar="SECONDS", type=_seconds, help="how long to wait for another build's action"
     )
@@ -273,9 +271,10 @@ def _build_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _switch(parser: argparse.ArgumentParser, name: str, *short: str, default: bool = False, help: str) -> None:
-    """A flag that is `--name` and `--noname`."""
-    parser.add_argument(f"--{name}", *short, action="store_true", default=default, help=help)
-    parser.add_argument(f"--no{name}", dest=name, action="store_false", help=argparse.SUPPRESS)
+    """A flag that is `--name` and `--noname`; help shows the one that changes something."""
+    yes, no = (argparse.SUPPRESS, help) if default else (help, argparse.SUPPRESS)
+    parser.add_argument(f"--{name}", *short, action="store_true", default=default, help=yes)
+    parser.add_argument(f"--no{name}", dest=name, action="store_false", help=no)
 
 
 def _seconds(text: str) -> float:
