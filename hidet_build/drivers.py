@@ -262,7 +262,9 @@ class _Session:
         with self._engine() as engine:
             result = engine.build(steps, [library])
             if result.failures:
-                raise result.failures[0].error
+                error = result.failures[0].error
+                message = error.message.replace("//task:task", f"the task {task.name}")
+                raise ActionFailed(message, hint=error.hint, detail=getattr(error, "detail", ""))
         places = {name: os.path.join(root, "files", name) for name in os.listdir(os.path.join(root, "files"))}
         places["func_types.pickle"] = os.path.join(root, "main", "func_types.pickle")
         places["source.cc"] = os.path.join(root, "source.cc")
@@ -387,7 +389,7 @@ class _Session:
     def _engine(self) -> Iterator[Engine]:
         tty = sys.stderr.isatty()
         reporter: Reporter = choose_reporter(sys.stderr, os.environ) if tty else SilentReporter()
-        options = Options(jobs=self._jobs, keep_going=True, nocache=self._force)
+        options = Options(jobs=self._jobs, keep_going=True, verbose_failures=True, nocache=self._force)
         state = State(self._layout.state, self._layout.root)
         workers = WorkerPool(self._processes, sys.executable)
 
@@ -494,10 +496,11 @@ def _files(folder: str) -> list[str]:
 
 
 def _named(error: BuildError, requests: Sequence[_Request], number: int) -> BuildError:
-    """The error with the module it is about, where there are several."""
+    """The error in the words of the caller, who knows modules and folders; our own folder is gone when he reads it."""
+    message = error.message.removeprefix(f"//{number}:launch: ")
     if len(requests) > 1:
-        error.message = f"module {number} ({requests[number].folder}): {error.message}"
-    return error
+        message = f"module {number} ({requests[number].folder}): {message}"
+    return ActionFailed(message, hint=error.hint, detail=getattr(error, "detail", ""))
 
 
 def _script(source: str, platform: Platform, output_kind: str) -> bytes:

@@ -173,6 +173,7 @@ def test_batch_gathers_failures(tmp_path: Path) -> None:
         error.message.partition(":")[0] for error in raised.value.errors
     ]
     assert "no/such/header.h" in str(raised.value)
+    assert "hidet_build.drivers" not in str(raised.value)
     assert 3.0 == result(tmp_path / "b")
 
 
@@ -212,6 +213,21 @@ def test_include_folder_of_the_machine(tmp_path: Path) -> None:
         build_ir_module(module(), str(tmp_path / "out"), "cpu")
 
     assert "#error changed" in str(raised.value)
+
+
+def test_include_folders_of_two_modules(tmp_path: Path) -> None:
+    """Two modules of one library that name different folders each get the headers of their own."""
+    modules = [scale(2.0, "first"), scale(3.0, "second")]
+    for name, module in zip(("first", "second"), modules, strict=True):
+        folder = tmp_path / name / "include"
+        folder.mkdir(parents=True)
+        (folder / "which.h").write_text(f"#define {name.upper()}\n")
+        (folder / "check.h").write_text(f"#ifndef {name.upper()}\n#error the headers of the other module\n#endif\n")
+        module.include_headers += [["which.h"], ["check.h"]]
+        module.include_dirs.append(str(folder))
+    build_ir_module(modules, str(tmp_path / "out"), "cpu")
+
+    assert (2.0, 3.0) == (result(tmp_path / "out", "first"), result(tmp_path / "out", "second"))
 
 
 def test_thread_and_torch_threads(tmp_path: Path) -> None:

@@ -170,7 +170,9 @@ def _lower(job: Job) -> str:
             if absolute.startswith(hidet_tools.PACKAGE + os.sep):
                 return f"external/hidet/{os.path.relpath(absolute, hidet_tools.PACKAGE)}"
             known = {there: here for here, there in given.items()}
-            name = known.get(absolute, f"given/{len(given)}/{os.path.basename(absolute)}")
+            # The name of the job's folder keeps apart what two modules of one library ask for.
+            prefix = f"given/{os.path.basename(job.folder)}/{len(given)}"
+            name = known.get(absolute, f"{prefix}/{os.path.basename(absolute)}")
             given[name] = absolute
             return name
 
