@@ -308,7 +308,7 @@ def _save_snapshot(
         (name[1:], found.size, seal_time_ns(found.hash), 0o100 if executable else 0)
         for name, (found, executable) in engine.contents().items()
     ]
-    folders = [(path, None, list(names)) for path, names in plan.evidence.folders]
+    folders = [(path, list(names)) for path, names in plan.evidence.folders]
     link = link_path(request.root, request.symlink_prefix)
     links = [(link, os.readlink(link))] if os.path.islink(link) else []  # the lines name paths through it
     identity = quick.identity(request.arguments, request.root)

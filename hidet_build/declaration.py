@@ -16,10 +16,11 @@ from hidet_build.action import Action
 from hidet_build.advice import Adviser
 from hidet_build.analysis import Analysis, analyze
 from hidet_build.errors import AnalysisError, BuildError, Location, UsageError, error_list
+from hidet_build.files import mark
 from hidet_build.graph import TargetGraph, action_graph, load, once
 from hidet_build.label import Label, parse_pattern
 from hidet_build.loader import Loader
-from hidet_build.plan import YOUNG, Evidence, Plan, Wanted, listing, mark
+from hidet_build.plan import YOUNG, Evidence, Plan, Wanted, listing
 from hidet_build.platform import Platform, parse_target
 from hidet_build.request import Request
 from hidet_build.ruleset import built_in_folder

@@ -42,6 +42,14 @@ def fingerprint(path: str) -> Fingerprint:
     return fingerprint_of(os.stat(path))
 
 
+def mark(path: str) -> Fingerprint | None:
+    """The fingerprint of the file at `path`, or None where there is none that can be seen."""
+    try:
+        return fingerprint(path)
+    except OSError:
+        return None
+
+
 def fingerprint_of(status: os.stat_result) -> Fingerprint:
     """The same from a `stat` that was already made."""
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)

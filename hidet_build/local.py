@@ -10,9 +10,7 @@ from hidet_build.execution import ExecutionRoot
 from hidet_build.process import Processes, ProcessResult, shell_line
 from hidet_build.toolchain import Toolchain, Toolchains
 from hidet_build.worker.pool import WorkerPool
-
-# What an argument list for the worker starts with; the rest is the step.
-_WORKER = ("python3", "-m", "hidet_build.worker")
+from hidet_build.worker.protocol import step_arguments
 
 
 class LocalRunner:
@@ -27,10 +25,9 @@ class LocalRunner:
         """Run the command line in the execution root; its text goes to `place.log` and into the result."""
         environment = self._environment(action, toolchain, place)
         cwd = place.directory(action)
-        if action.arguments[: len(_WORKER)] == _WORKER:
-            return self._workers.run(
-                action.arguments[len(_WORKER) :], cwd=cwd, environment=environment, output_path=place.log
-            )
+        step = step_arguments(action.arguments)
+        if step is not None:
+            return self._workers.run(step, cwd=cwd, environment=environment, output_path=place.log)
         executable = toolchain.executable(action.arguments[0])
         return self._processes.run(
             (executable, *action.arguments[1:]), cwd=cwd, environment=environment, output_path=place.log
@@ -39,7 +36,7 @@ class LocalRunner:
     def command(self, action: Action, toolchain: Toolchain, place: ExecutionRoot) -> str:
         """The same as a line to paste into a shell."""
         environment = self._environment(action, toolchain, place)
-        if action.arguments[: len(_WORKER)] == _WORKER:
+        if step_arguments(action.arguments) is not None:
             environment = self._workers.environment(environment)
         return shell_line(
             action.arguments, environment, place.directory(action), toolchain.executable(action.arguments[0])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import marshal
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,6 +19,7 @@ from zlib import crc32
 from hidet_build import quick
 from hidet_build.action import Action, Artifact, Continuation, Input, Reader, Step, Text
 from hidet_build.errors import BuildError, Location
+from hidet_build.files import mark
 from hidet_build.label import Label
 from hidet_build.platform import Platform
 from hidet_build.progress import Outcome
@@ -89,15 +89,6 @@ class PlanStale(Exception):
 
 # The mark of a file that may have been written after it was read; no file ever has it.
 YOUNG = (0, 0, 0, 0)
-
-
-def mark(path: str) -> tuple[int, int, int, int] | None:
-    """The stat data by which a change of a file is noticed; None where there is no such file."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
 
 
 def listing(path: str) -> tuple[str, ...]:

@@ -124,8 +124,8 @@ def _unchanged(snapshot: tuple[object, ...], base: str) -> bool:
     for path, target in links:  # type: ignore[attr-defined]
         if os.readlink(path) != target:
             return False
-    for path, mark, names in folders:  # type: ignore[attr-defined]
-        if (mark is None or stat(path).st_mtime_ns != mark) and listing(path) != names:
+    for path, names in folders:  # type: ignore[attr-defined]
+        if listing(path) != names:
             return False
     search = os.environ.get("PATH", "").split(":")
     return all(which(name, search) == program for name, program in programs)  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hidet_build.errors import BuildError, LoadError, UsageError, did_you_mean, raise_all
@@ -34,7 +34,6 @@ def select(
     workspace: Workspace,
     platform: Platform,
     keep_going: bool = False,
-    tests: Callable[[Target], bool] | None = None,
 ) -> Selection:
     """The targets the patterns name, in the order they were named, each once.
 
@@ -62,10 +61,8 @@ def select(
                     continue
                 if not compatible(target, platform):
                     passed_over.add(target.label)
-                elif tests is None or tests(target):
-                    chosen[target.label] = None
                 else:
-                    continue
+                    chosen[target.label] = None
                 matched = True
         if not matched and errors == len(selection.errors):
             selection.errors.append(_nothing(pattern, workspace))

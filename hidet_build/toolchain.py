@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 
 from hidet_build import digest
 from hidet_build.errors import AnalysisError, EnvironmentFailure, Location, UsageError, did_you_mean
+from hidet_build.files import Fingerprint, mark
 from hidet_build.platform import Platform
 from hidet_build.worker.version import STEP_VERSION
 
-# What a stat says of a file (mtime, ctime, size, inode), or None where there is none.
-Fingerprint = tuple[int, int, int, int] | None
-Part = tuple[str, Fingerprint]
+Part = tuple[str, Fingerprint | None]
 # Runs a short command with exactly this environment; gives its exit code, and its output and errors as one text.
 Probe = Callable[[Sequence[str], Mapping[str, str]], tuple[int, bytes]]
 
@@ -95,7 +94,7 @@ class Toolchain:
 
     def is_fresh(self) -> bool:
         """Whether every part still has the stat data it had. It does not look whether PATH leads elsewhere now."""
-        return all(fingerprint(path) == seen for path, seen in self.parts)
+        return all(mark(path) == seen for path, seen in self.parts)
 
 
 class ToolTree(NamedTuple):
@@ -442,15 +441,6 @@ class Toolchains:
         return evidence.toolchain({"python3": sys.executable}, _run_path([sys.executable]))
 
 
-def fingerprint(path: str) -> Fingerprint:
-    """The stat data by which we notice that a file was changed or replaced; None where there is no file."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
-
-
 class _Memo:
     """What earlier probes found, a file each. A damaged, foreign or unwritable memory only costs a probe."""
 
@@ -523,7 +513,7 @@ class _Evidence:
         self._name = name
         self._version = version
         self._hasher = sha256()
-        self._parts: dict[str, Fingerprint] = {}
+        self._parts: dict[str, Fingerprint | None] = {}
         self._said: set[tuple[str, str]] = set()
         self._say(name)
         self._say(version)
@@ -548,7 +538,7 @@ class _Evidence:
     def watch(self, paths: Iterable[str]) -> None:
         """Ask again when one of these files or folders changes, without letting it count."""
         for path in paths:
-            self._parts.setdefault(path, fingerprint(path))
+            self._parts.setdefault(path, mark(path))
 
     def toolchain(self, executables: Mapping[str, str], path: str, architectures: tuple[str, ...] = ()) -> Toolchain:
         """What was collected, as a toolchain."""

@@ -80,20 +80,7 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
     linked = tuple(file for file in attrs.data if file.path.endswith(LINKABLE))
     objects = tuple(cc.object for dependency in attrs.deps if (cc := dependency.get(CcInfo)))
     lowered = ctx.output("lowered", platform=platform, directory=True)
-    arguments = [*WORKER, "lower", "--src", attrs.src.path, "--entry", attrs.entry or ctx.label.name]
-    arguments += ["--args", json.dumps(attrs.args, sort_keys=True, ensure_ascii=False), "--target", platform.target]
-    for folder in info.imports:
-        arguments += ["--import", folder]
-    for name in info.requires:
-        arguments += ["--requires", name]
-    files = dict.fromkeys([*info.sources, *attrs.data, *headers])
-    ctx.action(
-        "HidetLower",
-        tool="+".join(["hidet", *sorted(info.requires)]),
-        arguments=[*arguments, "--out", "lowered"],
-        inputs=ctx.by_path(files),
-        outputs={"lowered": lowered},
-    )
+    _lower(ctx, platform, info, [*attrs.data, *headers], lowered)
     names = ("module.o", "functions.json", "func_types.pickle", "link.args")
     made = {name: ctx.output(name, platform=platform) for name in names}
     library = ctx.output("lib.so", platform=platform)
@@ -124,6 +111,25 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
     )
     files_made = (library, made["func_types.pickle"], made["functions.json"])
     return [DefaultInfo(files_made, folder=ctx.output("", platform=platform, directory=True)), provided]
+
+
+def _lower(ctx: Context, platform: Platform, info: PyInfo, others: Sequence[Artifact], lowered: Artifact) -> None:
+    """Declare the run of the source: `info` is what it may import, `others` what else it may read."""
+    attrs = ctx.attrs
+    arguments = [*WORKER, "lower", "--src", attrs.src.path, "--entry", attrs.entry or ctx.label.name]
+    arguments += ["--args", json.dumps(attrs.args, sort_keys=True, ensure_ascii=False), "--target", platform.target]
+    for folder in info.imports:
+        arguments += ["--import", folder]
+    for name in info.requires:
+        arguments += ["--requires", name]
+    files = dict.fromkeys([*info.sources, *others])
+    ctx.action(
+        "HidetLower",
+        tool="+".join(["hidet", *sorted(info.requires)]),
+        arguments=[*arguments, "--out", "lowered"],
+        inputs=ctx.by_path(files),
+        outputs={"lowered": lowered},
+    )
 
 
 def _generate(

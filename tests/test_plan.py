@@ -12,8 +12,9 @@ import pytest
 
 from hidet_build.action import Action, Artifact, Continuation, Reader, Step, Text
 from hidet_build.errors import LoadError, Location
+from hidet_build.files import mark
 from hidet_build.label import Label
-from hidet_build.plan import Evidence, Plan, PlanStale, Wanted, content_digest, listing, mark, recall, save
+from hidet_build.plan import Evidence, Plan, PlanStale, Wanted, content_digest, listing, recall, save
 from hidet_build.platform import Platform, parse_target
 
 REQUEST = ("//k:x", "", 1, None)
