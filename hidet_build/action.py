@@ -61,7 +61,7 @@ class Action:
     owner: Label
     mnemonic: str
     platform: str  # the output folder, for messages; not part of the key
-    tool: str  # "cxx", "hidet", "binutils" or "command:NAME"
+    tool: str  # "cxx", "nvcc", "hidet", "binutils" or "command:NAME"
     arguments: tuple[str, ...]
     inputs: tuple[tuple[str, Input], ...]  # path in the execution root -> content, sorted
     outputs: tuple[tuple[str, Artifact], ...]  # path from the working directory -> artifact, sorted

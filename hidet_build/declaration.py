@@ -25,7 +25,7 @@ from hidet_build.platform import Platform, parse_target
 from hidet_build.request import Request
 from hidet_build.ruleset import built_in_folder
 from hidet_build.selection import Selection, select
-from hidet_build.toolchain import Toolchains
+from hidet_build.toolchain.registry import Toolchains
 from hidet_build.workspace import Workspace
 
 _TICK_NS = 100_000_000  # the clock of a file system may be that much behind ours
@@ -60,7 +60,7 @@ def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
     wanted = []
     for label in selection.labels:
         info = analysis.default(label)
-        wanted.append(Wanted(label, info.files, info.folder))
+        wanted.append(Wanted(label, info.files, info.folder, info.note))
     evidence = functools.partial(_evidence, loader, workspace, toolchains, began)
     errors = tuple(selection.errors)
     return Plan(platform, tuple(wanted), steps, evidence(), selection.skipped, errors, evidence)
@@ -103,6 +103,8 @@ def _evidence(loader: Loader, workspace: Workspace, toolchains: Toolchains, bega
     # Listed again after that: what is there now and was not when we looked, or the other way round, is no evidence.
     again = Workspace(workspace.root, workspace.output_base, workspace.symlink_prefix)
     if any(workspace.listing(folder) != again.listing(folder) for folder in workspace.listed()):
+        young.update(marks)
+    if toolchains.asked_for_device:  # nothing on disk says which GPU is here
         young.update(marks)
     files = {path: YOUNG if path in young else seen for path, seen in marks.items()}
     machine = ""

@@ -25,7 +25,7 @@ from hidet_build.errors import (
 from hidet_build.label import Label, parse_label
 from hidet_build.matrix import Combination, read_matrix
 from hidet_build.node import QUOTED, MapNode, Node, ScalarNode, parse
-from hidet_build.platform import KINDS, Platform, parse_target
+from hidet_build.platform import KINDS, Platform, canonical_name, parse_target
 from hidet_build.rule import (
     BOOLEAN,
     COMMON,
@@ -155,11 +155,8 @@ def resolve_select(select: Select, platform: Platform, attribute: str) -> Any:
 
     Tried in turn: the platform's name, its target string, that without the CPU's architecture, its kind, `default`.
     """
-    branches = {_canonical(branch.key): branch for branch in select.branches}
-    names = [platform.name, parse_target(platform.target).name, platform.kind, DEFAULT]
-    if platform.arch:
-        names.insert(2, f"{platform.kind}-{platform.arch}")
-    for name in names:
+    branches = {canonical_name(branch.key): branch for branch in select.branches}
+    for name in (*platform.names, DEFAULT):
         if name in branches:
             return branches[name].value
     keys = [branch.key for branch in select.branches]
@@ -169,16 +166,6 @@ def resolve_select(select: Select, platform: Platform, attribute: str) -> Any:
         location=select.location,
         hint=f"{near} or add `{DEFAULT}:`" if near else f"add a branch `{DEFAULT}:` or `{platform.kind}:`",
     )
-
-
-def _canonical(key: str) -> str:
-    """One spelling for each platform a key can mean: its kind, or the name of its output folder."""
-    if key in KINDS or _PLATFORM_NAME.match(key):
-        return key
-    try:
-        return parse_target(key).name
-    except UsageError:
-        return key
 
 
 def check_platform(key: str, location: Location, *words: str) -> str:
@@ -476,7 +463,7 @@ class _Reader:
             place = node.key_location(key)
             self.attempt(check_platform, key, place, DEFAULT)
             branch = Branch(key, place, self.value(value, attribute))
-            first = branches.setdefault(_canonical(key), branch)
+            first = branches.setdefault(canonical_name(key), branch)
             if first is not branch:
                 related = [("first written here", first.location)]
                 self.report(LoadError(f"{key!r} and {first.key!r} are the same", location=place, related=related))

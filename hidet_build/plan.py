@@ -27,11 +27,15 @@ from hidet_build.progress import Outcome
 
 @dataclass(frozen=True)
 class Wanted:
-    """A target that was asked for and what is made for it; `folder` is the one to load, if there is one."""
+    """A target that was asked for and what is made for it; `folder` is the one to load, if there is one.
+
+    `note` says how to use it, with `{folder}` for its path; empty where that is what most targets say.
+    """
 
     label: Label
     files: tuple[Artifact, ...]
     folder: Artifact | None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,10 @@ def recall(state: str, request: tuple[Any, ...]) -> Plan | None:
         return Plan(
             Platform(*platform),
             tuple(
-                Wanted(Label(*label), tuple(Artifact(*file) for file in files), Artifact(*folder) if folder else None)
-                for label, files, folder in wanted
+                Wanted(
+                    Label(*label), tuple(Artifact(*file) for file in files), Artifact(*folder) if folder else None, note
+                )
+                for label, files, folder, note in wanted
             ),
             tuple(map(_step, steps)),
             Evidence(*evidence),
@@ -127,8 +133,11 @@ def save(state: str, request: tuple[Any, ...], plan: Plan, expansions: Expansion
     row = (
         request,
         (plan.evidence.files, plan.evidence.folders, plan.evidence.machine),
-        (platform.name, platform.kind, platform.arch, platform.cpu_arch, platform.cpu_flags),
-        tuple((tuple(one.label), _plain(one.files), tuple(one.folder) if one.folder else None) for one in plan.wanted),
+        (platform.name, platform.kind, platform.arch, platform.cpu_arch, platform.cpu_flags, platform.options),
+        tuple(
+            (tuple(one.label), _plain(one.files), tuple(one.folder) if one.folder else None, one.note)
+            for one in plan.wanted
+        ),
         tuple(_row(step, expansions) for step in plan.steps),
         plan.skipped,
     )

@@ -66,7 +66,7 @@ class DefaultInfo(Provider):
 
     files: tuple[Artifact, ...] = ()
     folder: Artifact | None = None
-    note: str = ""  # one line after a build of this target: how to use what was made
+    note: str = ""  # one line after a build of this target: how to use what was made, `{folder}` being its path
 
 
 class Reference(NamedTuple):
@@ -271,7 +271,7 @@ def _place_of(frame: traceback.FrameSummary) -> Location:
 
 
 # What an action may say its tool is; whether this machine has it shows when the action runs.
-_TOOL = re.compile(r"cxx|binutils|hidet(\+.+)?|command:.+")
+_TOOL = re.compile(r"cxx|nvcc|binutils|hidet(\+.+)?|command:.+")
 
 
 def _is_clean(path: object) -> bool:
@@ -431,7 +431,7 @@ class Context:
         if isinstance(arguments, str) or not arguments or not all(isinstance(one, str) for one in arguments):
             raise self._refusal(f"{what}: arguments must be a list of strings, the program first; got {arguments!r}")
         if not _TOOL.fullmatch(tool):
-            hint = 'it is "cxx", "binutils", "hidet" or "command:PROGRAM"'
+            hint = 'it is "cxx", "nvcc", "binutils", "hidet" or "command:PROGRAM"'
             raise self._refusal(f"{what}: there is no tool {tool!r}", hint=hint)
         if not isinstance(inputs, Mapping) or not isinstance(outputs, Mapping):
             raise self._refusal(f"{what}: inputs and outputs map paths to files")

@@ -10,7 +10,7 @@ from hidet_build.errors import BuildError, LoadError, UsageError, did_you_mean, 
 from hidet_build.graph import Packages, find_target, once
 from hidet_build.label import Label, Pattern
 from hidet_build.package import Package, Target
-from hidet_build.platform import Platform
+from hidet_build.platform import Platform, canonical_name
 from hidet_build.workspace import BUILD_FILE, Workspace
 
 
@@ -92,7 +92,7 @@ def _named(pattern: Pattern, packages: Packages, platform: Platform) -> Target:
 def compatible(target: Target, platform: Platform) -> bool:
     """Whether a target can be built for `platform`."""
     allowed = target.compatible_with
-    return not allowed or any(name in (platform.kind, platform.name, platform.target) for name in allowed)
+    return not allowed or any(canonical_name(name) in platform.names for name in allowed)
 
 
 def _packages_of(

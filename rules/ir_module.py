@@ -4,6 +4,9 @@ The story of one target, with N the number of IR modules its entry returned (kno
 
     sources --lower--> lowered/  --codegen (N times)--> module.cc, functions.json, ... --compile (N times)--> objects
             --localize, join (where needed)--> module.o --link--> lib.so
+
+For CUDA the generated source is module.cu, nvcc compiles it, and ptxas.txt beside the object keeps what ptxas said of
+each kernel: registers, spills, shared memory.
 """
 
 from __future__ import annotations
@@ -32,6 +35,18 @@ from hidet_build.rule import (
 WORKER = ("python3", "-m", "hidet_build.worker")
 # hidet's own flags for CPU code; the language standard and include folders come from codegen in compile.args.
 CPU_FLAGS = ("-O3", "-mavx2", "-m64", "-ffast-math")
+# And for the host's half of CUDA code.
+HOST_FLAGS = ("-fPIC", "-m64", "-O3", "-funroll-loops", "-ffast-math")
+# Variables nobody uses, and divisions by zero in branches never taken: generated code is full of them.
+SUPPRESSED = "177,179,39,550"
+# ptxas writes what a kernel needs where its warnings go. It belongs into a file, without the time it took; whatever
+# else nvcc says is for people.
+NVCC_SCRIPT = """\
+"$0" "$@" 2>log.txt; code=$?
+sed -n -e '/Compile time = /d' -e '/^ptxas info /p' -e '/ bytes stack frame, /p' log.txt >ptxas.txt
+sed -e '/^ptxas info /d' -e '/ bytes stack frame, /d' log.txt >&2
+exit $code
+"""
 # Of the files in `data`, those that an IRModule's include_dirs, and its object_files and linking_dirs, are about.
 HEADERS = (".h", ".hh", ".hpp", ".cuh", ".inc", ".inl")
 LINKABLE = (".o", ".a", ".so")
@@ -70,24 +85,17 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
     """
     attrs = ctx.attrs
     platform = ctx.target_platform(attrs.target)
-    if platform.kind != "cpu":
-        raise AnalysisError(
-            f"target {platform.target!r} cannot be built yet: only cpu can", location=ctx.where("target")
-        )
-    info = python_closure([attrs.src], [], attrs.requires, attrs.deps)
-    headers = [header for dependency in attrs.deps if (cc := dependency.get(CcInfo)) for header in cc.headers]
-    headers += [file for file in attrs.data if file.path.endswith(HEADERS)]
-    linked = tuple(file for file in attrs.data if file.path.endswith(LINKABLE))
-    objects = tuple(cc.object for dependency in attrs.deps if (cc := dependency.get(CcInfo)))
+    refuse_unsupported(ctx, platform)
+    needs = kernel_needs(ctx)
     lowered = ctx.output("lowered", platform=platform, directory=True)
-    _lower(ctx, platform, info, [*attrs.data, *headers], lowered)
+    lower(ctx, platform, "lower", needs, ["--out", "lowered"], {"lowered": lowered})
     names = ("module.o", "functions.json", "func_types.pickle", "link.args")
     made = {name: ctx.output(name, platform=platform) for name in names}
     library = ctx.output("lib.so", platform=platform)
 
     def expand(later: Context, read: Read) -> None:
         modules = json.loads(read(lowered.child("modules.json")))["modules"]
-        _generate(later, platform, lowered, modules, {header.path: header for header in headers}, made)
+        _generate(later, platform, lowered, modules, {header.path: header for header in needs.headers}, made)
 
     ctx.then([lowered.child("modules.json")], list(made.values()), expand)
     provided = ModuleInfo(
@@ -95,8 +103,8 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
         made["functions.json"],
         made["func_types.pickle"],
         made["link.args"],
-        objects,
-        linked,
+        needs.objects,
+        needs.linked,
         platform,
     )
     if attrs.output_kind == ".o":
@@ -104,32 +112,85 @@ def ir_module(ctx: Context) -> Sequence[Provider]:
     link(
         ctx,
         library,
-        [made["module.o"], *objects],
+        [made["module.o"], *needs.objects],
         [made["link.args"]],
-        {file.path: file for file in linked},
+        {file.path: file for file in needs.linked},
         hidet=True,
+        cuda=platform.kind == "cuda",
     )
     files_made = (library, made["func_types.pickle"], made["functions.json"])
     return [DefaultInfo(files_made, folder=ctx.output("", platform=platform, directory=True)), provided]
 
 
-def _lower(ctx: Context, platform: Platform, info: PyInfo, others: Sequence[Artifact], lowered: Artifact) -> None:
-    """Declare the run of the source: `info` is what it may import, `others` what else it may read."""
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel's source, its compile and its link need beside what is made for them."""
+
+    info: PyInfo
+    data: tuple[Artifact, ...]
+    headers: tuple[Artifact, ...]
+    objects: tuple[Artifact, ...]  # handwritten ones
+    linked: tuple[Artifact, ...]  # files that link arguments may name
+
+
+def kernel_needs(ctx: Context) -> Needs:
+    """What the attributes `src`, `deps`, `data` and `requires` of a kernel come to."""
     attrs = ctx.attrs
-    arguments = [*WORKER, "lower", "--src", attrs.src.path, "--entry", attrs.entry or ctx.label.name]
-    arguments += ["--args", json.dumps(attrs.args, sort_keys=True, ensure_ascii=False), "--target", platform.target]
+    handwritten = [cc for dependency in attrs.deps if (cc := dependency.get(CcInfo))]
+    headers = [header for cc in handwritten for header in cc.headers]
+    return Needs(
+        python_closure([attrs.src], [], attrs.requires, attrs.deps),
+        attrs.data,
+        (*headers, *(file for file in attrs.data if file.path.endswith(HEADERS))),
+        tuple(cc.object for cc in handwritten),
+        tuple(file for file in attrs.data if file.path.endswith(LINKABLE)),
+    )
+
+
+def lower(
+    ctx: Context,
+    platform: Platform,
+    step: str,
+    needs: Needs,
+    more: Sequence[str],
+    outputs: Mapping[str, Artifact],
+) -> None:
+    """Declare the run of the source by a step of the worker's that takes `lower`'s arguments and `more`."""
+    attrs, info = ctx.attrs, needs.info
+    arguments = [*WORKER, step, "--src", attrs.src.path, "--entry", attrs.entry or ctx.label.name]
+    arguments += ["--args", json.dumps(attrs.args, sort_keys=True, ensure_ascii=False), *target_arguments(platform)]
     for folder in info.imports:
         arguments += ["--import", folder]
     for name in info.requires:
         arguments += ["--requires", name]
-    files = dict.fromkeys([*info.sources, *others])
+    files = dict.fromkeys([*info.sources, *needs.data, *needs.headers])
     ctx.action(
         "HidetLower",
         tool="+".join(["hidet", *sorted(info.requires)]),
-        arguments=[*arguments, "--out", "lowered"],
+        arguments=[*arguments, *more],
         inputs=ctx.by_path(files),
-        outputs={"lowered": lowered},
+        outputs=outputs,
     )
+
+
+def refuse_unsupported(ctx: Context, platform: Platform) -> None:
+    """Refuse a platform that nothing here compiles for."""
+    if platform.kind == "hip":
+        raise AnalysisError(
+            f"target {platform.target!r} cannot be built: only cpu and cuda can", location=ctx.where("target")
+        )
+
+
+def target_arguments(platform: Platform) -> list[str]:
+    """What a step of the worker is told of the platform."""
+    options = [word for name, value in platform.options for word in ("--option", f"{name}={value}")]
+    return ["--target", platform.target, *options]
+
+
+def generated_files(kind: str) -> tuple[str, ...]:
+    """What the codegen step writes, the source first."""
+    source = "module.cu" if kind == "cuda" else "module.cc"
+    return (source, "prelude.h", "functions.json", "func_types.pickle", "compile.args", "link.args")
 
 
 def _generate(
@@ -145,16 +206,7 @@ def _generate(
     for index, module in enumerate(modules):
         # One module is the target itself; of several, each has a folder of its own.
         where = "" if len(modules) == 1 else f"parts/{index}/"
-        names = ("module.cc", "prelude.h", "functions.json", "func_types.pickle", "compile.args", "link.args")
-        part = {name: ctx.output(where + name, platform=platform) for name in names}
-        ctx.action(
-            "HidetCodegen",
-            tool="hidet",
-            arguments=[*WORKER, "codegen", "--target", platform.target, "module.pickle", "--out", "."],
-            inputs={"module.pickle": lowered.child(module["pickle"])},
-            outputs=part,
-        )
-        parts.append((where, part))
+        parts.append((where, generate_source(ctx, platform, where, lowered.child(module["pickle"]))))
 
     def expand(later: Context, read: Read) -> None:
         described = [json.loads(read(part["functions.json"])) for _, part in parts]
@@ -174,6 +226,19 @@ def _generate(
     ctx.then(waited, promised, expand)
 
 
+def generate_source(ctx: Context, platform: Platform, where: str, lowered: Artifact) -> dict[str, Artifact]:
+    """Declare codegen for one lowered module, into the folder `where` of the target's outputs; the files by name."""
+    part = {name: ctx.output(where + name, platform=platform) for name in generated_files(platform.kind)}
+    ctx.action(
+        "HidetCodegen",
+        tool="hidet",
+        arguments=[*WORKER, "codegen", *target_arguments(platform), "module.pickle", "--out", "."],
+        inputs={"module.pickle": lowered},
+        outputs=part,
+    )
+    return part
+
+
 def compile_module(
     ctx: Context,
     platform: Platform,
@@ -191,27 +256,47 @@ def compile_module(
     """
     needs_objcopy = bool(described["globals"] or renames)
     compiled = ctx.output(where + "compiled.o", platform=platform) if needs_objcopy else out
-    ctx.action(
-        "CppCompile",
-        tool="cxx",
-        arguments=[
-            "g++",
-            "-c",
-            *CPU_FLAGS,
-            *platform.march,
-            "-fPIC",
-            "-fopenmp",
-            "@compile.args",
-            "module.cc",
-            "-o",
-            "module.o",
-        ],
-        inputs=_apart(ctx, {name: part[name] for name in ("module.cc", "prelude.h", "compile.args")}, headers),
-        outputs={"module.o": compiled},
-        trees=["hidet/include"],
-    )
+    source = generated_files(platform.kind)[0]
+    inputs = _apart(ctx, {name: part[name] for name in (source, "prelude.h", "compile.args")}, headers)
+    if platform.kind == "cuda":
+        said = ctx.output(where + "ptxas.txt", platform=platform)
+        ctx.action(
+            "CudaCompile",
+            tool="nvcc",
+            arguments=["sh", "-c", NVCC_SCRIPT, "nvcc", *nvcc_flags(platform), source, "-o", "module.o"],
+            inputs=inputs,
+            outputs={"module.o": compiled, "ptxas.txt": said},
+            trees=["hidet/include"],
+        )
+    else:
+        flags = [*CPU_FLAGS, *platform.march, "-fPIC", "-fopenmp"]
+        ctx.action(
+            "CppCompile",
+            tool="cxx",
+            arguments=["g++", "-c", *flags, "@compile.args", source, "-o", "module.o"],
+            inputs=inputs,
+            outputs={"module.o": compiled},
+            trees=["hidet/include"],
+        )
     if needs_objcopy:
         rename_symbols(ctx, compiled, out, described["globals"], renames)
+
+
+def nvcc_flags(platform: Platform) -> list[str]:
+    """hidet's own flags for CUDA code, and what makes the object the same in every folder and run.
+
+    Temporary names go into symbols unless they are made of the object's name (-objtemp), and line information would
+    bring times and paths of headers along.
+    """
+    number = platform.arch.removeprefix("sm_")
+    options = dict(platform.options)
+    return [
+        *("-c", "-objtemp", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"),
+        *("-Xcompiler", ",".join([*HOST_FLAGS, *platform.march])),
+        f"-ftz={options.get('cuda.build.ftz', 'true')}",
+        f"-prec-div={options.get('cuda.build.prec_div', 'false')}",
+        *("--diag-suppress", SUPPRESSED, "-Xptxas", "-v", "--options-file", "compile.args"),
+    ]
 
 
 def _apart(ctx: Context, ours: Mapping[str, Input], theirs: Mapping[str, Artifact]) -> dict[str, Input]:
@@ -375,21 +460,34 @@ def link(
     others: Mapping[str, Artifact],
     *,
     hidet: bool,
+    cuda: bool = False,
 ) -> None:
-    """Declare the link of a shared library, with hidet's runtime where the objects need it.
+    """Declare the link of a shared library, with hidet's runtime and CUDA's where the objects need them.
 
     `others` are the files that the argument files name, by that path.
     """
     names = [f"{index}.o" for index in range(len(objects))]
     files = [f"{index}.args" for index in range(len(link_arguments))]
     runtime = ["-Wl,--no-as-needed", "-Lexternal/hidet/lib", "-lhidet_runtime"] if hidet else []
+    device = ["-Lexternal/cuda/lib", "-lcudart"] if cuda else []
     lines = [*names, *(f"@{name}" for name in files)]
     # No -ffast-math here: at link time it would make loading the library change the process's denormals.
     ctx.action(
         "CppLink",
         tool="cxx",
         # -z defs: a missing function is an error here, with its name, and not when somebody loads the library.
-        arguments=["g++", "-shared", "-m64", "-fopenmp", "-Wl,-z,defs", "@objects.args", *runtime, "-o", "lib.so"],
+        arguments=[
+            "g++",
+            "-shared",
+            "-m64",
+            "-fopenmp",
+            "-Wl,-z,defs",
+            "@objects.args",
+            *runtime,
+            *device,
+            "-o",
+            "lib.so",
+        ],
         inputs=_apart(
             ctx,
             {
@@ -400,5 +498,5 @@ def link(
             others,
         ),
         outputs={"lib.so": library},
-        trees=["hidet/lib"] if hidet else [],
+        trees=[*(["hidet/lib"] if hidet else []), *(["cuda/lib"] if cuda else [])],
     )

@@ -111,7 +111,8 @@ def _assemble(
         (library,) = outputs
     arguments = [module[ModuleInfo].link_arguments for module in modules]
     others = {file.path: file for module in modules for file in module[ModuleInfo].link_inputs}
-    link(ctx, library, list(dict.fromkeys(objects)), arguments, others, hidet=bool(modules))
+    cuda = any(module[ModuleInfo].platform.kind == "cuda" for module in modules)
+    link(ctx, library, list(dict.fromkeys(objects)), arguments, others, hidet=bool(modules), cuda=cuda)
 
 
 def _claim(ctx: Context, owners: dict[str, Dependency], symbol: str, name: str, dependency: Dependency) -> None:

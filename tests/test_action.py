@@ -22,7 +22,8 @@ from hidet_build.performer import Options, Performer
 from hidet_build.process import ProcessResult
 from hidet_build.progress import choose_reporter
 from hidet_build.state import State
-from hidet_build.toolchain import Toolchain, ToolTree
+from hidet_build.toolchain.base import Toolchain
+from hidet_build.toolchain.registry import ToolTree
 
 GOLDEN = Path(__file__).parent / "golden" / "keys" / "actions.txt"
 

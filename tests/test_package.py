@@ -226,6 +226,8 @@ HOPPER = parse_target("cuda --arch=sm_90")
         ("cuda: 1, cuda-sm_80: 3", HOPPER, 1),
         ("cuda: 1, cuda-sm_90: 3", parse_target("cuda --arch=sm_90 --cpu_arch=x86-64-v4"), 3),
         ("cuda: 1, cuda --arch=sm_90 --cpu_arch=x86-64-v4: 3", HOPPER, 1),
+        ("cuda: 1, cuda --arch=sm_90a: 3", HOPPER, 3),
+        ("cuda: 1, cuda-sm_90a: 3", HOPPER, 3),
         ("cpu: 1, cpu-x86-64-v4: 3", Platform("mine", "cpu", "", "x86-64-v4"), 3),
     ],
 )

@@ -133,3 +133,16 @@ def test_keep_going_leaves_out_what_is_wrong(root: Path) -> None:
 
     assert ["//:top", "//a:a", "//a:any_cpu"] == list(map(str, selection.labels))[:3]
     assert 3 == len(selection.errors)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda-sm_90", "cuda-sm_90a", "cuda --arch=sm_90", "cuda --arch=sm_90a"])
+def test_every_spelling_of_a_platform_counts(tmp_path: Path, name: str) -> None:
+    """A target is compatible with its platforms however they are written."""
+    (tmp_path / "BUILD.yaml").write_text(
+        "workspace: {name: w}\ntargets:\n" + entry("hopper", f", compatible_with: [{name!r}]")
+    )
+
+    hopper, ampere = (chosen(tmp_path, "//:all", platform=f"cuda --arch={arch}") for arch in ("sm_90", "sm_80"))
+
+    assert 0 == hopper.skipped
+    assert (0 if name == "cuda" else 1) == ampere.skipped

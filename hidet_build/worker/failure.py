@@ -46,8 +46,11 @@ class UndeclaredImport(ModuleNotFoundError):
         self.hint = hint
 
 
-class UndeclaredFile(PermissionError):
-    """The kernel reads a file or runs a program that is no input of the step; for the kernel it is unreadable."""
+class UndeclaredFile(FileNotFoundError):
+    """The kernel reads a file or runs a program that is no input of the step; for the kernel it is not there.
+
+    No PermissionError: Python's tempfile would try to mend that, again and again.
+    """
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)

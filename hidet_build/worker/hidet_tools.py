@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import hidet
 import hidet.cuda.device
+import hidet.drivers.utils
 import hidet.hip.device
 import hidet.transforms.import_primitive_functions
 import hidet.transforms.instantiate_symbols
@@ -72,13 +74,33 @@ class Lowered:
     automatic_launch: bool
 
 
-def pin_environment() -> None:
-    """Make lowering independent of this machine and of where objects lie in memory. Once for a process."""
-    hidet.transforms.instantiate_symbols.set = OrderedSet
-    hidet.transforms.import_primitive_functions.set = OrderedSet
-    # hidet asks whether a libcuda lies about, and then chooses other kernels or opens a device.
-    for package in (hidet.cuda, hidet.hip):
-        package.available = package.device.available = _never
+def pin_environment(kind: str = "cpu") -> Callable[[], None]:
+    """Make lowering independent of this machine and of where objects lie in memory; what it returns undoes that.
+
+    For CUDA, hidet chooses the kernels it would choose where there is a GPU, and none is asked anything.
+    """
+    passes = (hidet.transforms.instantiate_symbols, hidet.transforms.import_primitive_functions)
+    pinned: list[tuple[Any, str, Any]] = [(one, "set", OrderedSet) for one in passes]
+    # hidet asks whether a libcuda lies about, and then chooses other kernels or opens a device. By the modules' full
+    # names: the attribute `device` of hidet.cuda is a function.
+    for name in ("hidet.cuda", "hidet.cuda.device", "hidet.hip", "hidet.hip.device"):
+        available = _always if kind == "cuda" and "cuda" in name else _never
+        pinned.append((sys.modules[name], "available", available))
+    # A bare "cuda" is the current device. And what hidet wants to know of devices before it forks, we never need.
+    pinned += [(sys.modules[name], "current_device", _first_device) for name in ("hidet.cuda", "hidet.cuda.device")]
+    pinned.append((hidet.drivers.utils.lazy_initialize_cuda, "_initialized", True))
+    before = [(module, name, vars(module).get(name)) for module, name, _ in pinned]
+    for module, name, value in pinned:
+        setattr(module, name, value)
+
+    def undo() -> None:
+        for module, name, value in before:
+            if value is None:
+                delattr(module, name)
+            else:
+                setattr(module, name, value)
+
+    return undo
 
 
 class OrderedSet(dict):  # type: ignore[type-arg]
@@ -101,10 +123,19 @@ def _never() -> bool:
     return False
 
 
+def _always() -> bool:
+    return True
+
+
+def _first_device() -> int:
+    return 0
+
+
 def set_options(target: str, options: Mapping[str, Any], temporary: str) -> None:
     """Set every option that matters, whatever a configuration file said."""
     values = {**_PINNED, **OPTIONS, **options, "cache_dir": os.path.join(temporary, "hidet")}
     kind, *attributes = target.split()
+    pin_environment(kind)
     for attribute in attributes:
         name, _, value = attribute.removeprefix("--").partition("=")
         if name == "arch" and kind != "cpu":
@@ -124,6 +155,11 @@ def kind_of(target: str) -> str:
 def is_declaration(value: object) -> bool:
     """Whether `modules` can make IR modules of the value."""
     return isinstance(value, (IRModule, ScriptModuleContext, Function, Task, Tensor))
+
+
+def is_task(value: object) -> bool:
+    """Whether the value is a task."""
+    return isinstance(value, Task)
 
 
 def is_tensor(value: object) -> bool:
@@ -184,7 +220,12 @@ def lowered(module: IRModule) -> Lowered:
 
 def text(module: IRModule) -> str:
     """The module for people."""
-    return _ADDRESS.sub("", str(module)) + "\n"
+    return without_addresses(str(module)) + "\n"
+
+
+def without_addresses(said: str) -> str:
+    """The text without the addresses that Python prints of objects it has no better name for."""
+    return _ADDRESS.sub("", said)
 
 
 def _public(module: IRModule) -> list[Function]:
@@ -258,7 +299,7 @@ def type_text(value: Any) -> str:
         return type_text(value.tensor_type)
     if isinstance(value, TensorType):
         return f"{value.dtype.name}[{', '.join(str(size) for size in value.shape)}]"
-    return _ADDRESS.sub("", str(value))
+    return without_addresses(str(value))
 
 
 def global_symbols(module: IRModule) -> list[str]:
@@ -276,9 +317,9 @@ def symbols(source: str) -> list[str]:
     return sorted(set(_SYMBOL.findall(source)))
 
 
-def needs_driver(source: str) -> bool:
-    """Whether a generated source calls the CUDA driver (libcuda), as kernels with TMA copies do."""
-    return _DRIVER_CALL.search(source) is not None
+def driver_calls(source: str) -> list[str]:
+    """The functions of the CUDA driver (libcuda) that a generated source calls, as kernels with TMA copies do."""
+    return sorted({found[:-1].rstrip() for found in _DRIVER_CALL.findall(source)})
 
 
 def search_folders(module: IRModule) -> Mapping[str, Sequence[str]]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.space import Space
 
+NVCC = shutil.which("nvcc")
 _MEMORY = "hidet-build/toolchains-1"
 
 
@@ -16,7 +17,7 @@ _MEMORY = "hidet-build/toolchains-1"
 def toolchain_memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the program remembers of this machine's toolchains; finding it out takes seconds."""
     first = Space(tmp_path_factory.mktemp("toolchains"))
-    first.build("info", "cxx", "binutils", "hidet")
+    first.build("info", "cxx", "binutils", "hidet", *(["nvcc"] if NVCC else []))
     return first.cache / _MEMORY
 
 

@@ -1,0 +1,1 @@
+"""Compilers, commands and hidet as they are found on this machine, each with its identity."""
