@@ -21,15 +21,20 @@ from hidet_build.ruleset import built_in_folder
 from hidet_build.workspace import Workspace
 
 
-def functions(*names: str, globals: tuple[str, ...] = (), automatic_launch: bool = False) -> bytes:
+def functions(*names: str, globals: tuple[str, ...] = (), automatic_launch: bool = False, namespace: str = "") -> bytes:
     """A functions.json of these public functions."""
     rows = [{"name": name, "signature": f"{name}() -> void", "symbol": f"hidet_{name}"} for name in names]
-    whole = {"automatic_launch": automatic_launch, "functions": rows, "globals": list(globals), "namespace": ""}
+    whole = {"automatic_launch": automatic_launch, "functions": rows, "globals": list(globals), "namespace": namespace}
     return json.dumps(whole).encode()
 
 
 # By the end of the path; the first that fits counts.
 CONTENTS = {
+    "/tuned/lowered/task.json": b'{"main": {"pickle": "main.pickle"}, "candidates": [{"pickle": "0.pickle"}]}',
+    "/tuned/candidates/0/functions.json": functions(
+        "launch", globals=("_ZN9candidate1cE",), automatic_launch=True, namespace="candidate"
+    ),
+    "/tuned/candidates/0/symbols.txt": b"_ZN9candidate6launchEPfS0_ T 0 10\n_ZSt3cin B 0 8\n",
     "/several/lowered/modules.json": b'{"modules": [{"pickle": "0.pickle"}, {"pickle": "1.pickle"}]}',
     "/modules.json": b'{"modules": [{"pickle": "0.pickle"}]}',
     "/several/parts/0/functions.json": functions("fused", globals=("_ZL5table",)),

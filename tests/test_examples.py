@@ -115,6 +115,15 @@ def test_check_passes(checkout: Space, example: str) -> None:
     assert functions <= {line.partition(":")[0] for line in lines}
 
 
+def test_task_is_checked_and_not_linked(checkout: Space) -> None:
+    """The example's task has its three candidates, and its check calls it."""
+    checked = python(checkout, str(checkout.root / "examples/attention/check.py"))
+    known = json.loads(checkout.read(f"{BUILT}/attention/tuned_softmax/meta.json"))
+
+    assert 3 == known["num_candidates"]
+    assert "tuned_softmax: largest error" in checked.out
+
+
 def test_check_notices_wrong_numbers(checkout: Space) -> None:
     """The checks are no rubber stamp: of a kernel that computes something else they say so, and exit with 1."""
     with edited(checkout.root / "examples/quickstart/saxpy.py", "a * x[i] + y[i]", "a * x[i] - y[i]"):

@@ -16,7 +16,7 @@ from hidet_build.worker.version import STEP_VERSION
 GOLDEN = Path(__file__).parent / "golden" / "worker_step.json"
 WORKER = Path(__file__).parent.parent / "hidet_build" / "worker"
 # The rest of the worker carries requests and messages, and writes no output.
-FILES = ("child", "distribution", "entry", "guard", "hidet_tools", "sources", "steps")
+FILES = ("candidates", "child", "distribution", "entry", "guard", "hidet_tools", "sources", "steps")
 HOW = (
     "the worker's code changed: raise STEP_VERSION in hidet_build/worker/version.py and run\n"
     "    python -m tests.test_worker_version\n"

@@ -15,6 +15,7 @@ from hidet_build.worker.protocol import StepExit  # noqa: E402
 
 USAGE = """\
 usage: python3 -m hidet_build.worker lower --src FILE --entry NAME --target TARGET --out FOLDER [...]
+       python3 -m hidet_build.worker lower-task --src FILE --entry NAME --target TARGET --out FOLDER --files FOLDER ...
        python3 -m hidet_build.worker codegen --target TARGET PICKLE --out FOLDER
        python3 -m hidet_build.worker merge-types SPECIFICATION --out FILE
        python3 -m hidet_build.worker --persistent

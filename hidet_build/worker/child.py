@@ -14,16 +14,17 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from hidet_build.worker import distribution, failure, steps
+from hidet_build.worker.fork import Slots
 from hidet_build.worker.protocol import StepExit
 from hidet_build.worker.sources import Sources
 
 _NO_HIDET_HINT = "pip install 'hidet-build[hidet]'"
 
 
-def perform(argv: Sequence[str], modules: frozenset[str] | None = None) -> StepExit:
+def perform(argv: Sequence[str], modules: frozenset[str] | None = None, slots: Slots | None = None) -> StepExit:
     """Do the step `argv` in the current folder, with all it has to say on standard output and error.
 
-    `modules` are the modules that come with hidet, where the caller knows them.
+    `modules` are the modules that come with hidet, and `slots` are for children of its own, where the caller has them.
     """
     try:
         arguments = steps.parse(argv)
@@ -41,7 +42,7 @@ def perform(argv: Sequence[str], modules: frozenset[str] | None = None) -> StepE
             modules = distribution.modules_of_hidet()
         sources = Sources()
         try:
-            steps.run(arguments, sources, modules, temporary)
+            steps.run(arguments, sources, modules, temporary, slots)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may raise anything, SystemExit too
@@ -52,10 +53,11 @@ def perform(argv: Sequence[str], modules: frozenset[str] | None = None) -> StepE
 
 
 def make_private() -> str:
-    """Make a temporary folder the process's home, so that no configuration file of the user's counts."""
+    """Make a folder that is the process's home, so that no configuration of the user's counts, and its TMPDIR."""
     # The parent may have asked for a temporary folder before the environment named ours.
     tempfile.tempdir = None
     temporary = tempfile.mkdtemp(prefix="hidet-build-")
+    tempfile.tempdir = os.environ["TMPDIR"] = temporary
     homes = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")
     os.environ.update(dict.fromkeys(homes, temporary))
     os.environ.pop("HIDET_NUM_WORKERS", None)
@@ -68,7 +70,7 @@ def import_hidet() -> str:
     # One thread, and none left over in a child: OpenBLAS starts its threads when it is imported.
     os.environ.update({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
     try:
-        from hidet_build.worker import entry, hidet_tools  # noqa: F401 - entry too, for the children
+        from hidet_build.worker import candidates, entry, hidet_tools  # noqa: F401 - all of it, for the children
     except ModuleNotFoundError as error:
         if error.name == "hidet":
             return f"hidet is not installed in {sys.executable}: {_NO_HIDET_HINT}"

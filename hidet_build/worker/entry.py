@@ -15,7 +15,8 @@ from hidet_build.errors import did_you_mean
 from hidet_build.worker import hidet_tools
 from hidet_build.worker.failure import user_failure
 
-_ALLOWED = "an IRModule, a list of them, a script module or function, a Task, or the tensor of one operator"
+_MODULES = "an IRModule, a list of them, a script module or function, a Task, or the tensor of one operator"
+_TASK = "a Task, or the tensor of one operator"
 
 # Annotations of parameters that are held against `args`.
 _PLAIN = (int, float, bool, str)
@@ -28,16 +29,10 @@ def modules(
 
     Raises StepFailure, and whatever the user's code raises.
     """
-    value = _lookup(source, path, entry)
-    if not _is_declared(value):
-        value = _call(value, path, entry, arguments)
-    elif arguments:
-        raise user_failure(
-            f"{entry!r} is {_named(value)} and takes no arguments, but `args` has {', '.join(arguments)}", file=path
-        )
+    value = _value(source, path, entry, arguments, _MODULES)
     if not _is_declared(value):
         raise user_failure(
-            f"{entry!r} returned {_named(value)}; expected {_ALLOWED}", file=path, line=_line(source, entry)
+            f"{entry!r} returned {_named(value)}; expected {_MODULES}", file=path, line=_line(source, entry)
         )
     parts = value if isinstance(value, (list, tuple)) else [value]
     if not parts:
@@ -45,6 +40,36 @@ def modules(
     made = [_module(part, path, entry, kind, folder) for part in parts]
     _check_separate(made, path, entry)
     return made
+
+
+def task(source: ModuleType, path: str, entry: str, arguments: Mapping[str, Any]) -> Any:
+    """The task that `entry` of the source declares. Raises as `modules` does."""
+    value = _value(source, path, entry, arguments, _TASK)
+    if hidet_tools.is_tensor(value):
+        _check_single(value, path, entry)
+        return hidet_tools.operators(value)[-1].task
+    if hidet_tools.is_task(value):
+        return value
+    known = "the rule ir_module builds that" if _is_declared(value) else ""
+    several = isinstance(value, (list, tuple)) and any(map(hidet_tools.is_task, value))
+    raise user_failure(
+        f"{entry!r} {'is' if value is getattr(source, entry) else 'returned'} {_named(value)}; expected {_TASK}",
+        file=path,
+        line=_line(source, entry),
+        hint="declare a target for each task" if several else known,
+    )
+
+
+def _value(source: ModuleType, path: str, entry: str, arguments: Mapping[str, Any], allowed: str) -> Any:
+    """What `entry` is, or returns where it is something to call."""
+    value = _lookup(source, path, entry)
+    if not _is_declared(value):
+        return _call(value, path, entry, arguments, allowed)
+    if arguments:
+        raise user_failure(
+            f"{entry!r} is {_named(value)} and takes no arguments, but `args` has {', '.join(arguments)}", file=path
+        )
+    return value
 
 
 def _is_declared(value: object) -> bool:
@@ -63,9 +88,9 @@ def _lookup(source: ModuleType, path: str, entry: str) -> Any:
     raise user_failure(f"no {entry!r} in {path}", file=path, hint=did_you_mean(entry, own) or listed)
 
 
-def _call(function: Any, path: str, entry: str, arguments: Mapping[str, Any]) -> Any:
+def _call(function: Any, path: str, entry: str, arguments: Mapping[str, Any], allowed: str) -> Any:
     if not callable(function):
-        raise user_failure(f"{entry!r} is {_named(function)}; expected a function that returns {_ALLOWED}", file=path)
+        raise user_failure(f"{entry!r} is {_named(function)}; expected a function that returns {allowed}", file=path)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

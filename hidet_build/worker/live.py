@@ -21,8 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +29,8 @@ from hidet.runtime.compiled_module import load_compiled_module
 from hidet.runtime.compiled_task import compiled_task_cache, load_compiled_task
 from hidet.runtime.utils.dispatch_table import PointsDispachTable
 
-from hidet_build.worker import hidet_tools, steps
+from hidet_build.worker import candidates, hidet_tools, steps
+from hidet_build.worker.fork import Slots, in_child, in_children
 
 GIVEN = "given.json"  # beside what codegen writes: {path in a compile action's execution root: path on this machine}
 
@@ -52,24 +52,8 @@ def generate(jobs: Sequence[Job], parallel: int) -> list[str]:
     """
     if not may_fork():
         return [_in_this_process(job) for job in jobs]
-    said = [""] * len(jobs)
-    running: dict[int, tuple[int, int]] = {}  # the child's pid -> the job and the pipe it answers on
-    waiting = list(enumerate(jobs))[::-1]
-    try:
-        while waiting or running:
-            while waiting and len(running) < parallel:
-                number, job = waiting.pop()
-                pid, answers = _fork(functools.partial(_lower, job))
-                running[pid] = (number, answers)
-            pid = next(iter(running))
-            number, answers = running.pop(pid)
-            said[number] = _collect(pid, answers)
-    finally:
-        for pid, (_, answers) in running.items():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
-            _collect(pid, answers)
-    return said
+    with Slots(parallel - 1) as slots:
+        return in_children([functools.partial(_lower, job) for job in jobs], slots)
 
 
 def option(name: str) -> Any:
@@ -93,65 +77,22 @@ def may_fork() -> bool:
     return torch is None or not torch.cuda.is_initialized()
 
 
-def _fork(work: Callable[[], str]) -> tuple[int, int]:
-    """Do `work` in a child; its pid and the pipe on which it says what went wrong."""
-    answers, ours = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        os.close(ours)
-        return pid, answers
-    # The child: nothing of the caller's may run here again, neither its handlers nor what it does at exit.
-    code = 1
-    try:
-        os.close(answers)
-        # hidet draws progress bars there; whatever is wrong comes back as text.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        said = work()
-        os.write(ours, said.encode("utf-8", "replace"))
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _collect(pid: int, answers: int) -> str:
-    with open(answers, "rb") as pipe:
-        said = pipe.read().decode("utf-8", "replace")
-    _, status = os.waitpid(pid, 0)
-    if status and not said:
-        return f"the process that lowered the module ended with status {os.waitstatus_to_exitcode(status)}"
-    return said
-
-
 def _in_this_process(job: Job) -> str:
-    with _options_kept(), _environment_kept():
+    with _kept():
         return _lower(Job(copy.deepcopy(job.module), job.folder, job.kind, job.options))
 
 
 @contextlib.contextmanager
-def _options_kept() -> Iterator[None]:
+def _kept() -> Iterator[None]:
+    """Leave hidet's options as they are, and what `pin_environment` changes."""
     import hidet
 
-    with hidet.option.context():
-        yield
-
-
-@contextlib.contextmanager
-def _environment_kept() -> Iterator[None]:
-    """Undo `pin_environment`."""
-    import hidet
-
-    passes = (hidet.transforms.instantiate_symbols, hidet.transforms.import_primitive_functions)
-    devices = [(one, name, getattr(one, name)) for one in (hidet.cuda, hidet.hip) for name in ("available",)]
-    devices += [(one.device, "available", one.device.available) for one in (hidet.cuda, hidet.hip)]
+    undo = hidet_tools.pin_environment()
     try:
-        yield
+        with hidet.option.context():
+            yield
     finally:
-        for one in passes:
-            vars(one).pop("set", None)
-        for one, name, value in devices:
-            setattr(one, name, value)
+        undo()
 
 
 def _lower(job: Job) -> str:
@@ -159,11 +100,12 @@ def _lower(job: Job) -> str:
     import hidet
 
     try:
-        hidet_tools.pin_environment()
+        hidet_tools.pin_environment(job.kind)
         for name, value in job.options.items():
             hidet.option.set_option(name, value)
         given: dict[str, str] = {}
-        lowered = hidet_tools.lowered(job.module)
+        with hidet.transforms.PassContext(instruments=_instruments(job)):
+            lowered = hidet_tools.lowered(job.module)
 
         def place(path: str) -> str:
             absolute = os.path.abspath(path)
@@ -180,8 +122,15 @@ def _lower(job: Job) -> str:
         with open(os.path.join(job.folder, GIVEN), "w", encoding="utf-8") as file:
             json.dump(given, file)
         return ""
-    except BaseException:  # hidet, the module, or Ctrl-C: the caller is told, whatever it is
-        return traceback.format_exc() or "failed"
+    except Exception:  # hidet or the module: whatever it is, the caller is told
+        return traceback.format_exc()
+
+
+def _instruments(job: Job) -> list[Any]:
+    """What hidet's option `save_lower_ir` asks for: <folder>/ir/<namespace>/ gets the IR after each pass, and times."""
+    theirs = importlib.import_module("hidet.drivers.build_module")
+    found: list[Any] = theirs.create_instruments(job.folder, job.module)
+    return found
 
 
 def merge_types(pickles: Sequence[str], rows: Sequence[Mapping[str, Any]], out: str) -> None:
@@ -198,8 +147,6 @@ def merge_types(pickles: Sequence[str], rows: Sequence[Mapping[str, Any]], out: 
 
 
 # Tasks
-
-CANDIDATE = "candidate"  # the namespace of every candidate, so that equal candidates of two tasks have equal source
 
 
 def task_identity(task: Any) -> bytes | None:
@@ -241,70 +188,36 @@ def generate_task(task: Any, kind: str, options: Mapping[str, Any], folder: str,
     """
     work = functools.partial(_generate_task, task, kind, options, folder, parallel)
     if may_fork():
-        return _collect(*_fork(work))
-    with _options_kept(), _environment_kept():
+        return in_child(work)
+    with _kept():
         return work()
 
 
 def _generate_task(task: Any, kind: str, options: Mapping[str, Any], folder: str, parallel: int) -> str:
     import hidet
 
-    theirs = importlib.import_module("hidet.drivers.build_task")  # as an attribute it is the function of that name
     try:
-        hidet_tools.pin_environment()
+        hidet_tools.pin_environment(kind)
         for name, value in {**options, "num_local_workers": 1}.items():
             hidet.option.set_option(name, value)
         files = os.path.join(folder, "files")
         os.makedirs(files)
-        theirs.write_task_files(task, str(task), files)
-        candidates = task.implement(target=kind, working_dir=files)
-        theirs.generate_meta_data(task, files, kind, len(candidates))
-        builders = _Builders(folder, kind, parallel)
-        # hidet's own function declares the module that calls the candidates; it is given builders that stop at source.
-        declare = types.FunctionType(
-            theirs.build_task_module.__code__,
-            {
-                **theirs.build_task_module.__globals__,
-                "build_ir_module": builders.build_ir_module,
-                "build_ir_module_batch": builders.build_ir_module_batch,
-            },
-            closure=theirs.build_task_module.__closure__,
-        )
-        declare(task, candidates, files, kind)
-        shutil.rmtree(os.path.join(files, "candidates"), ignore_errors=True)
-        return builders.said
-    except BaseException:  # hidet, the task, or Ctrl-C: the caller is told, whatever it is
-        return traceback.format_exc() or "failed"
-
-
-class _Builders:
-    """Stand in for hidet's drivers while a task's module is declared, and generate source instead of libraries."""
-
-    def __init__(self, folder: str, kind: str, parallel: int) -> None:
-        self.said = ""
-        self._folder = folder
-        self._kind = kind
-        self._parallel = parallel
-
-    def build_ir_module_batch(
-        self, ir_modules: Sequence[Any], output_dirs: Sequence[str], output_kind: str, target: str
-    ) -> list[str]:
-        """Generate the candidates."""
-        del output_kind, target  # an object file for the kind of target we were made for
-        jobs = []
-        for number, module in enumerate(ir_modules):
-            module.namespace = CANDIDATE
-            jobs.append(Job(module, os.path.join(self._folder, "candidates", str(number)), self._kind))
-        said = generate(jobs, self._parallel)
-        self.said += "".join(f"candidate {number}: {text}\n" for number, text in enumerate(said) if text)
-        return list(output_dirs)
-
-    def build_ir_module(self, ir_module: Any, output_dir: str, output_kind: str, target: str) -> None:
-        """Generate the module that calls the candidates."""
-        del output_kind, target
-        ours = os.path.join(output_dir, "candidates") + os.sep
-        ir_module.object_files = [path for path in ir_module.object_files if not path.startswith(ours)]
-        self.said += _lower(Job(ir_module, os.path.join(self._folder, "main"), self._kind))
+        with contextlib.suppress(Exception):  # hidet leaves it out where the task cannot be pickled
+            content = pickle.dumps(task)
+            with open(os.path.join(files, "task.pickle"), "wb") as file:
+                file.write(content)
+        found = candidates.implement(task, kind, files)
+        jobs = [Job(found.main, os.path.join(folder, "main"), kind)]
+        for number, module in enumerate(found.candidates):
+            jobs.append(Job(module, os.path.join(folder, "candidates", str(number)), kind))
+        said, *others = generate(jobs, parallel)
+        for number, text in enumerate(others):
+            said += f"candidate {number} ({found.choices[number]}): {text}\n" if text else ""
+        return said
+    except candidates.NoImplementation as error:
+        return str(error)
+    except Exception:  # hidet or the task: whatever it is, the caller is told
+        return traceback.format_exc()
 
 
 def kind_of_module(module: Any) -> str:
@@ -349,13 +262,23 @@ def remembered_task(kind: str, key: str) -> Any:
     return compiled_task_cache.get(kind, 0, key)
 
 
-def load_task(folder: str, kind: str, key: str | None) -> Any:
-    """Load a built task; it is remembered under `key`."""
+def remember_task(kind: str, key: str, compiled: Any) -> None:
+    """Keep a compiled task for `remembered_task`."""
+    compiled_task_cache.add(kind, 0, key, compiled)
+
+
+def load_task(folder: str, tables: str | None = None) -> Any:
+    """Load a built task.
+
+    `tables` is the folder that keeps which of several candidates is the fastest, "" to forget it; by default the
+    task's own, as with hidet.
+    """
     compiled = load_compiled_task(_loadable(folder))
-    if kind == "cpu" and len(compiled.candidates) > 1:
-        compiled.dispatch_table = _CpuDispatchTable(compiled)
-    if key is not None:
-        compiled_task_cache.add(kind, 0, key, compiled)
+    if len(compiled.candidates) > 1 and type(compiled.dispatch_table) is PointsDispachTable:
+        table = _CpuDispatchTable if compiled.meta_data.target == "cpu" else PointsDispachTable
+        place = compiled.task_dir if tables is None else tables
+        known = compiled.meta_data
+        compiled.dispatch_table = table(compiled.candidates, place, known.symbols, known.name)
     return compiled
 
 
@@ -374,9 +297,6 @@ def _loadable(folder: str) -> str:
 
 class _CpuDispatchTable(PointsDispachTable):  # type: ignore[misc]
     """Picks the fastest candidate of a CPU task; hidet would time it with a CUDA stream."""
-
-    def __init__(self, compiled: Any) -> None:
-        super().__init__(compiled.candidates, compiled.task_dir, compiled.meta_data.symbols, compiled.meta_data.name)
 
     def pick_best_candidate(self, inputs: Any, outputs: Any) -> int:
         """The candidate for the current values of the symbols, timed the first time; outputs are left as they are."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hidet_build.worker import child, distribution
+from hidet_build.worker.fork import Slots
 from hidet_build.worker.protocol import Lines, Request, StepExit, encode
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -93,6 +94,7 @@ class _Server:
         self._modules = modules
         self._children: dict[int, _Child] = {}  # by pid, which is the process group too
         self._libc = ctypes.CDLL(None)
+        self._slots = Slots(len(os.sched_getaffinity(0)) - 1)  # for the children of steps, beside the steps
         self._wakeup, self._wake = os.pipe()
         for descriptor in (self._wakeup, self._wake):
             os.set_blocking(descriptor, False)
@@ -167,7 +169,7 @@ class _Server:
         code = StepExit.BUG
         try:
             self._separate(request, parent)
-            code = child.perform(request.argv, self._modules)
+            code = child.perform(request.argv, self._modules, self._slots)
         except BaseException:  # a forked child must never return into the server's loop
             traceback.print_exc()
         finally:

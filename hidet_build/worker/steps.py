@@ -1,28 +1,35 @@
-"""The steps of a worker: `lower`, `codegen` and `merge-types`, each a command line that reads and writes files.
+"""The steps of a worker: `lower`, `lower-task`, `codegen` and `merge-types`, command lines that read and write files.
 
 All of a step's identity is in its arguments and input files; it runs in an execution root and writes no absolute path.
 
     lower        kernels/matmul.py    ->  lowered/modules.json, lowered/0.pickle, lowered/0.txt, lowered/1.pickle ...
+    lower-task   kernels/matmul.py    ->  lowered/task.json, lowered/main.pickle, lowered/0.pickle ... (and .txt),
+                                          task.files/meta.json, task.files/candidates.txt ...
     codegen      lowered/0.pickle     ->  module.cc (or .cu), prelude.h, func_types.pickle, functions.json,
                                           compile.args, link.args
     merge-types  types.json           ->  func_types.pickle
 
-lowered/modules.json is {"modules": [{"pickle": "0.pickle", "text": "0.txt"}, ...]}. Files that end in .pickle are for
-codegen and for hidet's loader alone.
+lowered/modules.json is {"modules": [{"pickle": "0.pickle", "text": "0.txt"}, ...]}, lowered/task.json is
+{"main": {"pickle": "main.pickle", ...}, "candidates": [{"pickle": "0.pickle", ...}, ...]}. Files that end in .pickle
+are for codegen and for hidet's loader alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hidet_build.errors import did_you_mean
-from hidet_build.worker import distribution, guard
+from hidet_build.worker import distribution, failure, guard
 from hidet_build.worker.failure import StepFailure, user_failure
-from hidet_build.worker.protocol import Failure
+from hidet_build.worker.fork import Slots, in_children
+from hidet_build.worker.protocol import Failure, split_failure
 from hidet_build.worker.sources import ImportControl, Sources
 
 if TYPE_CHECKING:
@@ -32,6 +39,16 @@ PRELUDE = "prelude.h"
 # Where a compile action finds hidet's own headers.
 HIDET_INCLUDE = "external/hidet/include"
 _INCLUDE = "#include"
+_DRIVER_ACCESS = """\
+template <typename Function>
+static Function *hidet_build_driver(const char *name, Function *) {
+  void *found = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  cudaGetDriverEntryPointByVersion(name, &found, CUDA_VERSION, cudaEnableDefault, &result);
+  if (!found) throw HidetException(std::string("this machine's CUDA driver has no function ") + name);
+  return reinterpret_cast<Function *>(found);
+}
+"""
 
 
 class UsageFailure(Exception):
@@ -48,16 +65,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="hidet_build.worker", allow_abbrev=False)
     steps = parser.add_subparsers(dest="step", required=True, parser_class=_Parser)
     lower = steps.add_parser("lower", allow_abbrev=False)
-    lower.add_argument("--src", required=True)
-    lower.add_argument("--entry", required=True)
-    lower.add_argument("--args", type=_arguments, default={})
-    lower.add_argument("--import", dest="imports", action="append", default=[])
-    lower.add_argument("--requires", action="append", default=[])
-    lower.add_argument("--out", required=True)
+    task = steps.add_parser("lower-task", allow_abbrev=False)
+    for step in (lower, task):
+        step.add_argument("--src", required=True)
+        step.add_argument("--entry", required=True)
+        step.add_argument("--args", type=_arguments, default={})
+        step.add_argument("--import", dest="imports", action="append", default=[])
+        step.add_argument("--requires", action="append", default=[])
+        step.add_argument("--out", required=True)
+    task.add_argument("--files", required=True)
     codegen = steps.add_parser("codegen", allow_abbrev=False)
     codegen.add_argument("pickle")
     codegen.add_argument("--out", required=True)
-    for step in (lower, codegen):
+    for step in (lower, task, codegen):
         step.add_argument("--target", required=True)
         step.add_argument("--option", dest="options", action="append", default=[], metavar="KEY=VALUE")
     merge = steps.add_parser("merge-types", allow_abbrev=False)
@@ -73,13 +93,18 @@ def _arguments(text: str) -> dict[str, Any]:
     return value
 
 
-def run(arguments: argparse.Namespace, sources: Sources, modules: frozenset[str], temporary: str) -> None:
+def run(
+    arguments: argparse.Namespace, sources: Sources, modules: frozenset[str], temporary: str, slots: Slots | None
+) -> None:
     """Do one step in the current folder; `modules` are those that come with hidet.
 
-    Raises StepFailure, UsageFailure, or what the user's code raised.
+    `slots` are those of the worker that serves it; there are none where the step is a process of its own. Raises
+    StepFailure, UsageFailure, or what the user's code raised.
     """
     if arguments.step == "lower":
         lower(arguments, sources, modules, temporary)
+    elif arguments.step == "lower-task":
+        lower_task(arguments, sources, modules, temporary, slots or Slots(len(os.sched_getaffinity(0)) - 1))
     elif arguments.step == "codegen":
         generate(arguments, temporary)
     else:
@@ -90,6 +115,23 @@ def lower(arguments: argparse.Namespace, sources: Sources, modules: frozenset[st
     """Execute the source under import control, and write each of its modules lowered."""
     from hidet_build.worker import entry, hidet_tools  # here, for it imports hidet
 
+    path, root = arguments.src, os.getcwd()
+    control, source = _load(arguments, sources, modules, temporary)
+    kind = hidet_tools.kind_of(arguments.target)
+    declared = entry.modules(source, path, arguments.entry, arguments.args, kind, temporary)
+    control.relax()
+    os.chdir(root)  # wherever the kernel went
+    os.makedirs(arguments.out, exist_ok=True)
+    for number, module in enumerate(declared):
+        _write_lowered(module, arguments.out, str(number), path)
+    listed = [_names(str(number)) for number, _ in enumerate(declared)]
+    _write(arguments.out, "modules.json", _json({"modules": listed}))
+
+
+def _load(
+    arguments: argparse.Namespace, sources: Sources, modules: frozenset[str], temporary: str
+) -> tuple[ImportControl, ModuleType]:
+    """Execute the source; from here on this process imports and reads only what the step may."""
     path = arguments.src
     if path not in sources.paths:
         raise user_failure(f"no source {path}", file=path)
@@ -97,23 +139,87 @@ def lower(arguments: argparse.Namespace, sources: Sources, modules: frozenset[st
     allowed = modules | distribution.modules_of(arguments.requires)
     control = ImportControl(sources, [os.path.dirname(path), *arguments.imports], allowed)
     control.install()
-    root = os.getcwd()
-    guard.install(root, temporary, allowed)
-    source = control.load(path)
-    kind = hidet_tools.kind_of(arguments.target)
-    declared = entry.modules(source, path, arguments.entry, arguments.args, kind, temporary)
+    guard.install(os.getcwd(), temporary, allowed)
+    return control, control.load(path)
+
+
+def _write_lowered(module: Any, out: str, name: str, source: str) -> None:
+    """Lower a module and write it for codegen, and for people."""
+    from hidet_build.worker import hidet_tools  # here, for it imports hidet
+
+    result = hidet_tools.lowered(module)
+    _check_folders(hidet_tools.search_folders(result.module), hidet_tools.PACKAGE, source)
+    names = _names(name)
+    _write(out, names["pickle"], hidet_tools.dump_lowered(result))
+    _write(out, names["text"], hidet_tools.text(result.module))
+
+
+def _names(name: str) -> dict[str, str]:
+    return {"pickle": f"{name}.pickle", "text": f"{name}.txt"}
+
+
+def lower_task(
+    arguments: argparse.Namespace, sources: Sources, modules: frozenset[str], temporary: str, slots: Slots
+) -> None:
+    """Execute the source, implement the task it declares, and write its modules lowered and the files of its folder.
+
+    A task can be a minute's work to implement, so that happens once, and its modules, which can be many, are lowered
+    in children of this process.
+    """
+    from hidet_build.worker import candidates, entry, hidet_tools  # here, for they import hidet
+
+    path, root = arguments.src, os.getcwd()
+    control, source = _load(arguments, sources, modules, temporary)
+    task = entry.task(source, path, arguments.entry, arguments.args)
+    files = os.path.join(root, arguments.files)
+    try:
+        found = candidates.implement(task, hidet_tools.kind_of(arguments.target), files)
+    except candidates.NoImplementation as error:
+        raise user_failure(f"{arguments.entry!r}: {error}", file=path) from error
     control.relax()
     os.chdir(root)  # wherever the kernel went
     os.makedirs(arguments.out, exist_ok=True)
-    listed = []
-    for number, module in enumerate(declared):
-        result = hidet_tools.lowered(module)
-        _check_folders(hidet_tools.search_folders(result.module), hidet_tools.PACKAGE, path)
-        names = {"pickle": f"{number}.pickle", "text": f"{number}.txt"}
-        _write(arguments.out, names["pickle"], hidet_tools.dump_lowered(result))
-        _write(arguments.out, names["text"], hidet_tools.text(result.module))
-        listed.append(names)
-    _write(arguments.out, "modules.json", _json({"modules": listed}))
+    named = {"main": found.main, **{str(number): module for number, module in enumerate(found.candidates)}}
+    clean = failure.cleaner(root, temporary)
+    works = [
+        functools.partial(_try_to_lower, module, arguments.out, name, path, sources, clean)
+        for name, module in named.items()
+    ]
+    said = dict(zip(named, in_children(works, slots), strict=True))
+    _check_lowered(said, found.choices, path)
+    listed = [_names(str(number)) for number, _ in enumerate(found.candidates)]
+    _write(arguments.out, "task.json", _json({"main": _names("main"), "candidates": listed}))
+
+
+def _try_to_lower(module: Any, out: str, name: str, source: str, sources: Sources, clean: Callable[[str], str]) -> str:
+    """Lower a module; what went wrong as the output of a failed step tells it, or nothing."""
+    try:
+        _write_lowered(module, out, name, source)
+        return ""
+    except BaseException as error:  # hidet may raise anything, and this is a process of its own
+        text, described = failure.describe(error, sources.paths, clean)
+        # What a StepFailure says is in its message; of another error the frames are worth showing too.
+        frames = "" if isinstance(error, StepFailure) else text.removesuffix(described.message)
+        return f"{frames}\n{described.as_line()}\n"
+
+
+def _check_lowered(said: Mapping[str, str], choices: Sequence[str], path: str) -> None:
+    """Raise what went wrong with the first of the modules that could not be lowered, and say which others could not."""
+    failed = [name for name, text in said.items() if text]
+    if not failed:
+        return
+    # Where there is one candidate it is part of `main`; where there are several, one of them tells more than `main`.
+    first = failed[0] if len(failed) == 1 or failed[0] != "main" else failed[1]
+    text, known = split_failure(said[first].encode())
+    if known and text.strip():
+        print(text.decode().strip("\n"))
+    which = f"candidate {first} of {len(choices)}" if first != "main" else "the task"
+    if first != "main" and choices[int(first)]:
+        which += f" ({choices[int(first)]})"
+    others = [name for name in failed if name not in ("main", first)]
+    known = known or Failure("kernel", said[first], file=path)
+    more = f", nor can {', '.join(others)}" if others else ""
+    raise StepFailure(replace(known, message=f"{which} cannot be lowered{more}: {known.message}"))
 
 
 def _set_options(arguments: argparse.Namespace, temporary: str) -> None:
@@ -188,11 +294,13 @@ def write_generated(lowered: Lowered, kind: str, out: str, place: Callable[[str]
     folders = hidet_tools.search_folders(module)
     include = [place(path) for path in folders["include_dirs"]]
     link = [place(path) for path in folders["linking_dirs"]]
-    libraries = [*module.linking_libs, *(["cuda"] if kind == "cuda" and hidet_tools.needs_driver(source) else [])]
+    driver = hidet_tools.driver_calls(source) if kind == "cuda" else []
+    libraries = list(module.linking_libs)
     objects = [place(path) for path in folders["object_files"]]
     standard = "c++17" if kind == "cuda" and "<cooperative_groups.h>" in prelude else "c++11"
     os.makedirs(out, exist_ok=True)
-    _write(out, "module.cu" if kind == "cuda" else "module.cc", f'{_INCLUDE} "{PRELUDE}"\n{rest}')
+    name = "module.cu" if kind == "cuda" else "module.cc"
+    _write(out, name, f'{_INCLUDE} "{PRELUDE}"\n{driver_access(driver)}{rest}')
     _write(out, PRELUDE, prelude)
     _write(out, "func_types.pickle", hidet_tools.dump_types(hidet_tools.function_types(module)))
     compile_arguments = [f"-std={standard}", *(f"-I{folder}" for folder in (HIDET_INCLUDE, *include))]
@@ -212,6 +320,18 @@ def write_generated(lowered: Lowered, kind: str, out: str, place: Callable[[str]
         "symbols": hidet_tools.symbols(source),
     }
     _write(out, "functions.json", _json(description))
+
+
+def driver_access(names: Sequence[str]) -> str:
+    """Code that lets a source call these functions of the CUDA driver and a library load where there is no driver.
+
+    The driver's library is not linked: a machine without a GPU, which builds, has none. The CUDA runtime looks a
+    function up when it is called first, as NVIDIA advises for that case.
+    """
+    if not names:
+        return ""
+    macros = [f'#define {name}(...) hidet_build_driver("{name}", &::{name})(__VA_ARGS__)\n' for name in names]
+    return _DRIVER_ACCESS + "".join(macros)
 
 
 def split_prelude(source: str) -> tuple[str, str]:

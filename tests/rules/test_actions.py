@@ -35,6 +35,7 @@ targets:
     target: cpu --arch=x86-64-v4
     output_kind: .o
   - {rule: ir_module, name: several, src: softmax.py, data: [table.txt]}
+  - {rule: task, name: tuned, src: softmax.py, args: {rows: 8}, search_space: 1, deps: [":rows", ":blur"]}
   - {rule: cc_object, name: image, src: image.cc, hdrs: [image.h], includes: [include], defines: [A=1]}
   - {rule: cc_object, name: blur, src: blur.cc, hdrs: [blur.h], deps: [":image"], copts: [-funroll-loops]}
   - {rule: shared_library, name: kernels, modules: [":matmul", ":several", ":blur"]}
@@ -57,7 +58,7 @@ FILES = (
 )
 TARGETS = (
     *("tiles", "rows", "matmul", "softmax", "several", "image", "blur", "kernels", "handwritten", "table", "files"),
-    *("third_name", "tile", "tile_64"),
+    *("third_name", "tile", "tile_64", "tuned"),
 )
 
 
