@@ -29,7 +29,15 @@ from hidet_build.execution import link_path
 from hidet_build.performer import Options
 from hidet_build.process import Processes
 from hidet_build.progress import choose_reporter
-from hidet_build.settings import PROGRAM, default_jobs, disk_cache, output_base, user_cache
+from hidet_build.settings import (
+    PROGRAM,
+    REQUIRE_CACHED,
+    default_jobs,
+    disk_cache,
+    output_base,
+    require_cached,
+    user_cache,
+)
 
 # Errors of the machine and not of ours, wherever they come from.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -38,6 +46,7 @@ VERBS = {
     "build": "build targets; what a command line means that starts with a label",
     "query": "ask about the target graph: deps, rdeps, kind, filter, set operators",
     "clean": "delete what was built in this workspace",
+    "cache": "export and import the store of results, or show what is in it",
     "run-jit": "run a program whose hidet compiles through our cache: run-jit -- python model.py",
     "info": "show folders, versions and tools",
     "version": "print the version",
@@ -54,6 +63,17 @@ for example:
   {PROGRAM} //... -//examples/attention/...
   {PROGRAM} query "rdeps(//..., //kernels:tiles)"
 """
+
+
+_CACHE_USES = f"""\
+  {PROGRAM} cache export DIR              copy all results of the store to DIR
+  {PROGRAM} cache export DIR PATTERN...   only what the build of these targets used; they must be up to date
+  {PROGRAM} cache import DIR              copy what is sound in DIR into the store; exit 1 if something was not
+  {PROGRAM} cache status                  where the store is, how much it holds
+
+DIR can itself be used as --disk_cache. A build with --require_cached shows that nothing is missing.
+"""
+_REFUSALS = 20  # of files that are refused, that many are named
 
 
 def main(argv: Sequence[str]) -> int:
@@ -208,7 +228,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    epilog = EXAMPLES if verb == "build" else None
+    epilog = {"build": EXAMPLES, "cache": _CACHE_USES}.get(verb)
     parser = _Parser(
         prog=f"{PROGRAM} {verb}",
         description=VERBS[verb],
@@ -216,7 +236,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if verb in ("build", "query", "clean", "info"):
+    if verb in ("build", "query", "clean", "info", "cache"):
         parser.add_argument("--output_base", metavar="DIR", help="where outputs and state go (default: hidet-out)")
         parser.add_argument(
             "--symlink_prefix",
@@ -242,7 +262,11 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         )
     elif verb == "info":
         parser.add_argument("words", nargs="*", metavar="KEY", help="print the value of this key alone")
+    elif verb == "cache":
+        _platforms(parser)
+        parser.add_argument("words", nargs="*", metavar="USE", help="one of those below")
     elif verb == "run-jit":
+        _require_cached(parser)
         parser.add_argument("words", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --")
     elif verb == "help":
         parser.add_argument("words", nargs="*", metavar="VERB")
@@ -264,10 +288,22 @@ def _build_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lock_timeout", metavar="SECONDS", type=_seconds, help="how long to wait for another build's action"
     )
+    _require_cached(parser)
+    _platforms(parser)
+    parser.add_argument("--curses", choices=["yes", "no", "auto"], default="auto", help="live progress")
+
+
+def _require_cached(parser: argparse.ArgumentParser) -> None:
+    _switch(
+        parser, "require_cached", help=f"fail where something would run that no cache has (also: {REQUIRE_CACHED}=1)"
+    )
+    parser.set_defaults(require_cached=None)  # then the variable decides
+
+
+def _platforms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platforms", metavar="TARGET", default="", help='what to build for, like cpu or "cpu --arch=x86-64-v4"'
     )
-    parser.add_argument("--curses", choices=["yes", "no", "auto"], default="auto", help="live progress")
 
 
 def _switch(parser: argparse.ArgumentParser, name: str, *short: str, default: bool = False, help: str) -> None:
@@ -331,7 +367,13 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
         verbose_failures=options.verbose_failures,
         check_up_to_date=options.check_up_to_date,
         nocache=not options.cache,
+        require_cached=require_cached(options.require_cached, os.environ),
     )
+    if running.nocache and running.require_cached:
+        raise UsageError(
+            "--nocache runs every action, --require_cached none: both cannot be",
+            hint=f"leave one out; {REQUIRE_CACHED} in the environment counts as --require_cached",
+        )
     try:
         summary, code = build(request, running, os.environ, processes, reporter)
         reporter.build_finished(summary)
@@ -377,6 +419,84 @@ def _clean(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     return ExitCode.SUCCESS
 
 
+def _cache(options: argparse.Namespace, _: Sequence[str], processes: Processes) -> int:
+    from hidet_build import storage
+
+    use, folder, patterns = _cache_words(options.words)
+    store = disk_cache(options.disk_cache, os.environ)
+    if not store:
+        raise UsageError(
+            "the store is switched off: --disk_cache or HIDET_BUILD_DISK_CACHE is empty",
+            hint="name one: --disk_cache=DIR; builds without a store keep results in hidet-out/.state/cache",
+        )
+    if use == "status":
+        print(storage.describe(store))
+        return ExitCode.SUCCESS
+    if use == "import":
+        moved = storage.import_cache(folder, store)
+        _tell_refused("ERROR", moved.refused)
+        _inform(f"imported {moved.text()} from {folder} into {store}")
+        if moved.refused:
+            count = f"{len(moved.refused)} file{'s' if len(moved.refused) > 1 else ''}"
+            _say(f"{count} of {folder} refused; everything else is in the store")
+        return ExitCode.BUILD_FAILED if moved.refused else ExitCode.SUCCESS
+    keys, uncached = _keys_to_export(options, store, patterns, processes) if patterns else (None, [])
+    moved = storage.export_cache(store, folder, keys)
+    # Of a whole store some entry may well be broken; of what a build rests on none may.
+    _tell_refused("WARNING" if keys is None else "ERROR", moved.refused)
+    for label in uncached:
+        _inform(f"{label} is tagged no-cache: it is in no store, and --require_cached will refuse it", "WARNING")
+    _inform(f"exported {moved.text()} from {store} to {folder}")
+    return ExitCode.BUILD_FAILED if moved.refused and keys is not None else ExitCode.SUCCESS
+
+
+def _cache_words(words: Sequence[str]) -> tuple[str, str, list[str]]:
+    """What to do, the folder, and for an export the patterns of targets."""
+    hint = f"`{PROGRAM} help cache` shows the uses"
+    if not words:
+        raise UsageError("export, import or status?", hint=hint)
+    use, *rest = words
+    most = {"export": len(rest), "import": 1, "status": 0}
+    if use not in most:
+        raise UsageError(f"unknown use of the cache: {use!r}", hint=did_you_mean(use, most) or hint)
+    if use != "status" and not rest:
+        raise UsageError(f"cache {use}: which folder?", hint=hint)
+    if len(rest) > most[use]:
+        raise UsageError(f"cache {use}: {rest[most[use]]!r} is one word too many", hint=hint)
+    return use, os.path.abspath(os.path.expanduser(rest[0])) if rest else "", rest[1:]
+
+
+def _keys_to_export(
+    options: argparse.Namespace, store: str, patterns: Sequence[str], processes: Processes
+) -> tuple[list[str], list[str]]:
+    from hidet_build.request import Request
+    from hidet_build.storage import used_keys
+
+    root, package = _workspace()
+    request = Request(
+        root=root,
+        package=package,
+        patterns=tuple(patterns),
+        output_base=output_base(options.output_base, os.environ, root),
+        disk_cache=store,
+        user_cache=user_cache(os.environ),
+        platform=options.platforms,
+        symlink_prefix=options.symlink_prefix,
+    )
+    return used_keys(request, os.environ, processes)
+
+
+def _tell_refused(severity: str, refused: Sequence[tuple[str, str]]) -> None:
+    for path, reason in refused[:_REFUSALS]:
+        _inform(f"left out {path}: {reason}", severity)
+    if len(refused) > _REFUSALS:
+        _inform(f"left out {len(refused) - _REFUSALS} more files", severity)
+
+
+def _inform(text: str, severity: str = "INFO") -> None:
+    print(f"{severity}: {text}", file=sys.stderr)
+
+
 def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -> int:
     from hidet_build.build import describe_tool
 
@@ -392,7 +512,7 @@ def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -
         "version": lambda: hidet_build.__version__,
         "python": lambda: sys.executable,
     }
-    for name in ("cxx", "binutils", "hidet"):
+    for name in ("cxx", "nvcc", "binutils", "hidet"):
         values[name] = partial(describe_tool, name, root, base, user_cache(os.environ), os.environ, processes)
     for word in options.words:
         if word not in values:
@@ -409,6 +529,8 @@ def _run_jit(options: argparse.Namespace, _: Sequence[str], __: Processes) -> in
     hook = os.path.join(os.path.dirname(os.path.abspath(hidet_build.__file__)), "hook")
     folders = [hook, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": ":".join(folders)}
+    if options.require_cached is not None:
+        environment[REQUIRE_CACHED] = str(int(options.require_cached))
     try:
         os.execvpe(options.words[0], options.words, environment)
     except OSError as error:
@@ -449,6 +571,7 @@ _RUN = {
     "build": _build,
     "query": _query,
     "clean": _clean,
+    "cache": _cache,
     "info": _info,
     "version": _version,
     "help": _help,

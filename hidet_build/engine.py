@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 from hidet_build import files
 from hidet_build.action import Action, ActionResult, Artifact, Continuation, OutputFile, Step, Text
 from hidet_build.digest import Digest, of_text
-from hidet_build.errors import ActionFailed, AnalysisError, BuildError, Interrupted
+from hidet_build.errors import ActionFailed, AnalysisError, BuildError, Interrupted, NotCached
 from hidet_build.execution import Layout
 from hidet_build.performer import Done, Notice, Options, Performer, Work, target_of, targets_of
 from hidet_build.plan import PlanStale, content_digest
 from hidet_build.progress import Outcome, Reporter
 from hidet_build.state import Record, State
-from hidet_build.toolchain import Toolchain, Toolchains
+from hidet_build.toolchain.base import Toolchain
+from hidet_build.toolchain.registry import Toolchains
 
 
 class Failure(NamedTuple):
@@ -167,6 +168,7 @@ class Engine:
                 news = self._posted.get(timeout=0.1)
             except queue.Empty:
                 self._reporter.tick()
+                self._state.write()
                 continue
             if isinstance(news, Done):
                 self._finish(news)
@@ -335,11 +337,12 @@ class Engine:
                     location=action.location,
                 )
         toolchain = self._toolchains.get(action.tool, action.location)
-        trees = {name: self._toolchains.tree(name, action.location).path for name in action.trees}
+        trees = [self._toolchains.tree(name, action.location) for name in action.trees]
         described = (*_describe(action, toolchain, contents), *((f"input {where}", "empty folder") for where in empty))
-        identities = (toolchain.identity, self._toolchains.get("hidet").identity if action.trees else "")
+        identities = (toolchain.identity, *(tree.identity for tree in trees))
         signature = sha256(repr((described, identities)).encode()).hexdigest()
-        return Work(action, toolchain, tuple(contents), tuple(empty), folders, trees, signature, described)
+        paths = {tree.name: tree.path for tree in trees}
+        return Work(action, toolchain, tuple(contents), tuple(empty), folders, paths, signature, described)
 
     def _intact(self, action: Action, record: Record) -> bool:
         """Whether the outputs on disk still are what the record says, by their seals."""
@@ -371,6 +374,9 @@ class Engine:
         twins = self._twins.pop(work.signature, [])
         if done.changed:
             self._again(node, work.action, done.changed)
+        elif done.missing:
+            self._reporter.finished(work.action, Outcome.FAILED, None)
+            self._fail(node, self._not_cached(work, done.missing))
         elif done.error is not None:
             if not isinstance(done.error, BuildError):
                 self._stopping = True
@@ -382,6 +388,21 @@ class Engine:
             self._state.remember(work.action.id, _record(work.signature, done.key, done.result), work.description)
             self._succeed(node, work.action, done.result, done.outcome)
         self._ready.extendleft(twins)
+
+    def _not_cached(self, work: Work, missing: str) -> NotCached:
+        """That an action would have to run, to make what, and why, as far as an earlier build or the caches tell."""
+        action = work.action
+        made = ", ".join(artifact.path for _, artifact in action.outputs)
+        record = self._state.record(action.id)
+        reason = f"{self._reason(work, record)}, and " if record else ""
+        hint = "a build without --require_cached makes it; export the cache after that"
+        if "no-cache" in action.tags:
+            hint = "take the tag away, or leave the target out"
+        return NotCached(
+            f"{action.owner}: {action.mnemonic} is not cached and would have to run to make {made}: {reason}{missing}",
+            location=action.location,
+            hint=hint,
+        )
 
     def _again(self, node: _Node, action: Action, changed: Sequence[str]) -> None:
         """Have an action run once more, whose sources changed while it ran."""

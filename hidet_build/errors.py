@@ -5,6 +5,7 @@
     +- LoadError                a BUILD.yaml or a rule module is wrong                   exit 1
     +- AnalysisError            a rule refused a target                                  exit 1
     +- ActionFailed             an action ran and failed                                 exit 1
+    |  +- NotCached             an action would have to run, and none may                exit 1
     +- QueryError               a query expression is wrong                              exit 7
     +- Interrupted              the user asked to stop                                   exit 8
     +- LockHeld                 somebody else holds a lock and we may not wait           exit 9
@@ -142,6 +143,10 @@ class ActionFailed(BuildError):
         if self.command:
             lines.append(f"to reproduce: {self.command}")
         return "\n".join(lines)
+
+
+class NotCached(ActionFailed):
+    """No cache has the result of an action, and the user wants nothing to run."""
 
 
 class QueryError(BuildError):

@@ -268,9 +268,17 @@ def _hard_link(blob_path: str, blob: os.stat_result, target_path: str) -> Placed
 def copy(source_path: str, target_path: str, digest: Digest, executable: bool) -> None:
     """Copy a file's content (links followed) to a new sealed file, whose folder must exist; see `Placer.place`.
 
-    Unlike `place` it never makes another name of the same file. The digest is taken at the caller's word.
+    Unlike `place` it never makes another name of the same file, though it shares the blocks where the file system can.
+    The digest is taken at the caller's word.
     """
-    _fill(source_path, target_path, digest, executable, _send)
+    _fill(source_path, target_path, digest, executable, _clone_or_send)
+
+
+def _clone_or_send(source: int, target: int) -> None:
+    try:
+        _clone(source, target)
+    except OSError:  # another device, or no such file system: nothing was written
+        _send(source, target)
 
 
 def _clone(source: int, target: int) -> None:

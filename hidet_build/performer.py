@@ -24,7 +24,7 @@ from hidet_build.lock import Holder, KeyLocks
 from hidet_build.process import ProcessResult
 from hidet_build.progress import Outcome, Reporter
 from hidet_build.state import State
-from hidet_build.toolchain import Toolchain
+from hidet_build.toolchain.base import Toolchain
 from hidet_build.worker.protocol import split_failure
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Options:
     verbose_failures: bool = False
     check_up_to_date: bool = False
     nocache: bool = False  # run every action, whatever caches and earlier builds hold
+    require_cached: bool = False  # run none
 
 
 class Runner(Protocol):
@@ -84,6 +85,7 @@ class Done(NamedTuple):
     key: str = ""
     error: BaseException | None = None
     changed: tuple[str, ...] = ()  # sources that changed while the action ran: its result counts for nothing
+    missing: str = ""  # under require_cached: why there is no result
 
 
 class Performer:
@@ -139,6 +141,8 @@ class Performer:
             raise Interrupted("interrupted")
         key = self._key(work)
         found = self._fetch(work, key.digest)
+        if found is None and self._options.require_cached:
+            return Done(work, Outcome.FAILED, missing=self._missing(work.action, key.digest))
         if found is None:
             with self._locks.hold(key.digest.hash, str(work.action.owner)):
                 # Somebody may have made it while we waited for the lock.
@@ -180,6 +184,14 @@ class Performer:
             if where not in (result.directories if artifact.directory else names):
                 return None
         return result if self._place(work.action, result) else None
+
+    def _missing(self, action: Action, key: Digest) -> str:
+        """What the caches have to do with an action's not being cached."""
+        if "no-cache" in action.tags:
+            return "it is tagged no-cache, so no cache keeps it"
+        if self._options.nocache:
+            return "the caches were not to be asked"
+        return f"the {self._cache.name} cache has no whole result under its key {key.hash[:12]}"
 
     def _place(self, action: Action, result: ActionResult) -> bool:
         """Put the files of a stored result at their outputs; False where the store has lost one."""
@@ -236,7 +248,7 @@ class Performer:
             return Done(work, Outcome.EXECUTED, result, key.digest.hash)
         finally:
             if not kept:
-                place.discard()
+                self._roots.give_back(place)
 
     def _verify_inputs(self, work: Work, place: ExecutionRoot) -> dict[str, int]:
         """Make sure that the made inputs in the execution root are what the key says; gives the inode of each.

@@ -455,6 +455,11 @@ def references(content: bytes) -> tuple[Digest, ...]:
     return tuple(_digest(digest) for digest in named)
 
 
+def command_of(content: bytes) -> Digest:
+    """The Command that an Action message names; BadMessage where it is none."""
+    return _digest(_decode("Action", content).command_digest)
+
+
 def _output_path(path: str, working_directory: str) -> str:
     if not path or path.startswith("/") or "\0" in path or normpath(path) != path or path == ".":
         raise BadMessage(f"the output path {path!r}")

@@ -20,4 +20,4 @@ class Request:
     lock_timeout: float | None = None  # seconds; None waits as long as it takes
     block_for_lock: bool = True
     nobuild: bool = False
-    arguments: tuple[str, ...] = ()  # the command line as typed, for the next null build
+    arguments: tuple[str, ...] = ()  # the command line as typed, for the next null build; none if it was no build

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from hidet_build.errors import UsageError
 
 PROGRAM = "hidet-build"
+REQUIRE_CACHED = "HIDET_BUILD_REQUIRE_CACHED"
 
 
 def user_cache(environment: Mapping[str, str]) -> str:
@@ -36,6 +37,11 @@ def output_base(flag: str | None, environment: Mapping[str, str], root: str) -> 
     if f"{root}/".startswith(f"{base.rstrip('/')}/"):
         raise UsageError(f"the output base {base} holds the workspace", hint="give the outputs a folder of their own")
     return base
+
+
+def require_cached(flag: bool | None, environment: Mapping[str, str]) -> bool:
+    """Whether nothing may run that a cache does not have: flag, then variable (anything but 0, no, false and empty)."""
+    return environment.get(REQUIRE_CACHED, "").lower() not in ("", "0", "no", "false") if flag is None else flag
 
 
 def default_jobs(environment: Mapping[str, str]) -> int:

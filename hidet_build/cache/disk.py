@@ -38,6 +38,10 @@ _UNREADABLE = (errno.EIO, errno.ESTALE)
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
 
 
+class Unsound(Exception):
+    """A file of a cache folder that is not what its name says; the text says what is wrong with it."""
+
+
 @dataclass(frozen=True)
 class Verified:
     """What `verify` found: how many entries and blobs are right, and the paths of what it dropped."""
@@ -117,10 +121,12 @@ class DiskCache:
                 content = file.read()
         except OSError:
             return b"" if digest == digests.EMPTY else None
-        if digests.of_bytes(content) == digest:
+        found = digests.of_bytes(content)
+        if found == digest:
             return content
-        with suppress(OSError):
-            os.unlink(path)
+        if found.hash != digest.hash:  # an entry that says a wrong size is no fault of the blob
+            with suppress(OSError):
+                os.unlink(path)
         return None
 
     def put(
@@ -148,6 +154,61 @@ class DiskCache:
             return Stored(False, f"{error.strerror or error}: {error.filename2 or error.filename or self.folder}")
         return Stored(True)
 
+    def adopt(self, path: str, content_hash: str) -> int | None:
+        """Copy in a file that is said to hold the content of this name: its size in bytes, or None where we have it.
+
+        It is hashed on either side of the copying, whatever its seal says. It becomes no second name of the file:
+        who edits an exported folder must not reach into the store, nor the other way round. Raises Unsound when the
+        file is something else or cannot be read, OSError when it cannot be written here.
+        """
+        try:
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
+                raise Unsound("it is not a regular file")
+            digest = digests.of_file(path)
+        except OSError as error:
+            raise Unsound(f"it cannot be read ({error.strerror})") from None
+        if digest.hash != content_hash:
+            raise Unsound("its content is not what its name says")
+        if self._has(digest):
+            return None
+        self._copy(path, digest, bool(status.st_mode & 0o111))
+        return digest.size
+
+    def adopt_entry(self, key_hash: str, content: bytes) -> bool:
+        """Store an encoded result whose content was adopted before; false where there is a whole one for this key.
+
+        Raises Unsound when it is no result, or what it needs is not all here; OSError when it cannot be written.
+        """
+        self.needs(content)
+        known = self._read_entry(self._path("ac", key_hash))
+        with suppress(Unsound):
+            if known is not None and self.needs(known) is not None:
+                return False
+        self._write("ac", key_hash, content, 0o644, None)
+        return True
+
+    def needs(self, content: bytes) -> tuple[Digest, ...]:
+        """All content that an encoded result names, in its folders too.
+
+        Raises Unsound when it is no result of a success, or when some of that content is not here.
+        """
+        from hidet_build import reapi  # as in `get`
+
+        try:
+            named = dict.fromkeys(reapi.references(content))
+            self._require(named)
+            named.update(dict.fromkeys(file.digest for file in reapi.decode_result(content, self.read).files))
+        except reapi.BadMessage as error:
+            raise Unsound(f"it is no result that we can use ({error})") from None
+        self._require(named)
+        return tuple(named)
+
+    def _require(self, named: Iterable[Digest]) -> None:
+        for digest in named:
+            if not self._has(digest):
+                raise Unsound(f"it names the content {digest.hash[:12]}..., which is missing or wrong")
+
     def verify(self) -> Verified:
         """Hash everything, drop what is wrong, then drop entries that cannot be read or name content that is gone.
 
@@ -157,7 +218,7 @@ class DiskCache:
 
         dropped: list[str] = []
         blobs = entries = size = 0
-        for name, path in self._walk("cas"):
+        for name, path in walk(self.folder, "cas"):
             with suppress(OSError):
                 digest = digests.of_file(path)
                 if digest.hash != name:
@@ -166,7 +227,7 @@ class DiskCache:
                     continue
                 _reseal(path, digest)
                 blobs, size = blobs + 1, size + digest.size
-        for _, path in self._walk("ac"):
+        for _, path in walk(self.folder, "ac"):
             with suppress(OSError):
                 try:
                     with open(path, "rb") as file:
@@ -181,17 +242,8 @@ class DiskCache:
                     dropped.append(path)
         return Verified(entries, blobs, size, tuple(dropped))
 
-    def _walk(self, kind: str) -> Iterator[tuple[str, str]]:
-        for first in range(256):
-            folder = f"{self.folder}/{kind}/{first:02x}"
-            try:
-                names = sorted(os.listdir(folder))
-            except OSError:
-                continue
-            yield from ((name, f"{folder}/{name}") for name in names if _NAME.match(name))
-
     def _path(self, kind: str, content_hash: str) -> str:
-        return f"{self.folder}/{kind}/{content_hash[:2]}/{content_hash}"
+        return path_of(self.folder, kind, content_hash)
 
     def _read_entry(self, path: str) -> bytes | None:
         # The time of an entry says when it was last of use, for whoever has to choose what to drop. (A blob's time is
@@ -215,10 +267,12 @@ class DiskCache:
                 return status.st_uid == os.geteuid() or os.access(path, os.R_OK)
             if not stat.S_ISREG(status.st_mode):
                 return False
-            if digests.of_file(path) == digest:
+            found = digests.of_file(path)
+            if found == digest:
                 _reseal(path, digest)
                 return True
-            os.unlink(path)
+            if found.hash != digest.hash:  # an entry that says a wrong size is no fault of the blob
+                os.unlink(path)
             return False
         except OSError:
             return self._add_empty() if digest == digests.EMPTY else False
@@ -290,6 +344,25 @@ class DiskCache:
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.replace(temporary, path)
+
+
+def path_of(folder: str, kind: str, content_hash: str) -> str:
+    """Where a cache in `folder` has an entry (kind "ac") or content ("cas")."""
+    return f"{folder}/{kind}/{content_hash[:2]}/{content_hash}"
+
+
+def walk(folder: str, kind: str) -> Iterator[tuple[str, str]]:
+    """Every entry ("ac") or blob ("cas") of the cache in `folder`, its name and its path; other files are passed over.
+
+    Needs no right to write there. What cannot be listed is passed over too.
+    """
+    for first in range(256):
+        digits = f"{first:02x}"
+        try:
+            names = sorted(os.listdir(f"{folder}/{kind}/{digits}"))
+        except OSError:
+            continue
+        yield from ((name, path_of(folder, kind, name)) for name in names if _NAME.match(name) and name[:2] == digits)
 
 
 def _try_link(path: str, blob_path: str) -> bool:
