@@ -27,11 +27,12 @@ from hidet_build.local import LocalRunner
 from hidet_build.lock import KeyLocks, shared
 from hidet_build.performer import Notice, Options, Performer, Waiting
 from hidet_build.plan import Plan, PlanStale
+from hidet_build.precompiled import PRECOMPILED, PrecompiledHeaders
 from hidet_build.process import Processes
 from hidet_build.progress import Outcome, Reporter, Summary
 from hidet_build.request import Request
 from hidet_build.state import State
-from hidet_build.toolchain import Toolchains
+from hidet_build.toolchain.registry import Toolchains
 from hidet_build.worker.pool import WorkerPool
 
 # Files that a build puts into its output folder: keep git away from it, and backups.
@@ -118,7 +119,7 @@ def _carry_out(
         lines = tuple(_described(request, layout, plan))
         for line in lines:
             reporter.message(line)
-        if not plan.errors and not options.nocache and not options.explain:
+        if request.arguments and not plan.errors and not options.nocache and not options.explain:
             _save_snapshot(request, lines, plan, toolchains, state, engine)
     for action, reason in result.not_up_to_date:
         reporter.message(f"not up to date: {action.owner} ({action.mnemonic}): {reason}")
@@ -187,7 +188,8 @@ def _engine(
         folder = os.path.join(store, "locks")
         return KeyLocks(folder, waiting, request.lock_timeout, request.block_for_lock, lambda: processes.stopped)
 
-    return local_engine(layout, options, state, toolchains, processes, workers, reporter, store, locks, advise)
+    headers = PrecompiledHeaders(os.path.join(request.user_cache, PRECOMPILED), processes)
+    return local_engine(layout, options, state, toolchains, processes, workers, headers, reporter, store, locks, advise)
 
 
 def local_engine(
@@ -197,6 +199,7 @@ def local_engine(
     toolchains: Toolchains,
     processes: Processes,
     workers: WorkerPool,
+    headers: PrecompiledHeaders,
     reporter: Reporter,
     store: str,
     locks: Callable[[Waiting], KeyLocks],
@@ -214,7 +217,7 @@ def local_engine(
             state=state,
             cache=DiskCache(store, Placer()),
             locks=locks,
-            runner=LocalRunner(processes, workers, toolchains),
+            runner=LocalRunner(processes, workers, toolchains, headers),
             cancelled=cancelled,
             advise=advise,
             tell=tell,
@@ -279,7 +282,8 @@ def _described(request: Request, layout: Layout, plan: Plan) -> Iterator[str]:
         lines = [str(target.label), *(f"  {_shown(request, layout, file)}" for file in made)]
         if target.folder is not None:
             folder = _shown(request, layout, target.folder)
-            lines.append(f'  load it: hidet.runtime.load_compiled_module("{folder}")')
+            note = target.note or 'load it: hidet.runtime.load_compiled_module("{folder}")'
+            lines.append(f"  {note.replace('{folder}', folder)}")
         yield "\n".join(lines)
 
 
