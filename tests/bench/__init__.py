@@ -1,0 +1,1 @@
+"""Measurements: scripts that print ratios, never run by the tests."""
