@@ -5,7 +5,8 @@
 A module that lives in the caller's process has no printed identity, so each call lowers it and generates its source
 (worker/live.py); the source decides what is compiled. Knows how a call becomes actions and where hidet expects files.
 
-    <user cache>/drivers/<pid>-<random>/     one for each call, gone when it returns
+    <user cache>/drivers/<pid>-<random>/     one for each call, gone when it returns; the next call deletes what a
+                                             killed one left
         given/<i>/                           what lowering and codegen wrote for module i
         made/<i>/                            its outputs and the engine's state
 """
@@ -18,29 +19,39 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
 from hidet_build.action import ActionResult, Artifact, OutputFile, Step
 from hidet_build.build import find_toolchains, local_engine
 from hidet_build.cache.disk import DiskCache
-from hidet_build.digest import Digest, of_bytes
-from hidet_build.engine import Engine
-from hidet_build.errors import ActionFailed, BuildError, ErrorGroup, Location, UsageError
-from hidet_build.execution import Layout
-from hidet_build.files import Placer, write_atomic
+from hidet_build.digest import Digest, of_bytes, of_file
+from hidet_build.engine import Engine, Result
+from hidet_build.errors import ActionFailed, BuildError, ErrorGroup, Location, LockHeld, NotCached, UsageError
+from hidet_build.execution import Layout, OwnFolder
+from hidet_build.files import Placer, remove, write_atomic
 from hidet_build.label import Label
 from hidet_build.lock import KeyLocks, exclusive
 from hidet_build.performer import Options, Waiting
 from hidet_build.platform import Platform, parse_target
+from hidet_build.precompiled import PRECOMPILED, PrecompiledHeaders
 from hidet_build.process import Processes
 from hidet_build.progress import Reporter, SilentReporter, choose_reporter
 from hidet_build.rule import Context
-from hidet_build.rules.cc_object import exported, list_symbols
-from hidet_build.rules.ir_module import Read, compile_module, join_modules, link, rename_symbols
-from hidet_build.settings import default_jobs, disk_cache, user_cache
+from hidet_build.rules.ir_module import (
+    CPU_FLAGS,
+    compile_module,
+    generated_files,
+    join_modules,
+    link,
+    nvcc_flags,
+)
+from hidet_build.rules.task import rename_candidate
+from hidet_build.settings import REQUIRE_CACHED, default_jobs, disk_cache, require_cached, user_cache
 from hidet_build.state import State
 from hidet_build.worker.pool import WorkerPool
 
@@ -55,7 +66,10 @@ if TYPE_CHECKING:
 Modules = Union["IRModule", Sequence["IRModule"]]
 _KINDS = (".so", ".o")
 _HERE = Location("hidet_build.drivers", 1, 1)
-_PARTS = ("module.cc", "prelude.h", "functions.json", "func_types.pickle", "compile.args", "link.args")
+_FILL = f"run the program without {REQUIRE_CACHED} where the store is filled; export the store after that"
+_TYPES = "func_types.pickle"
+# hidet's options that decide how CUDA code is compiled, and not what is generated.
+_COMPILE_OPTIONS = {"cuda.build.ftz": True, "cuda.build.prec_div": False}
 
 
 def build_ir_module(
@@ -120,7 +134,40 @@ def build_task(task: Task, target: str | Device = "cuda", load: bool = True) -> 
         if load and name and (known := live.remembered_task(kind, name)) is not None:
             return known
         session.build_task(task, key, folder, platform)
-    return live.load_task(folder, kind, name) if load else None
+    if not load:
+        return None
+    compiled = live.load_task(folder)
+    if name:
+        live.remember_task(kind, name, compiled)
+    return cast("CompiledTask", compiled)
+
+
+def load_task(folder: str) -> CompiledTask:
+    """Load a built task: the output folder of a `task` target, or any that `hidet.runtime.load_compiled_task` takes.
+
+    As that function, with these differences: a CPU task of several candidates needs no CUDA to pick one; which is the
+    fastest is remembered in the user's cache, for this very library, and nothing is written into the folder. Raises
+    UsageError where the folder holds no task.
+    """
+    from hidet_build.worker import live  # hidet; importing this module must not take seconds
+
+    missing = [name for name in ("lib.so", "func_types.pickle", "meta.json") if not _is_file(folder, name)]
+    if missing:
+        raise UsageError(
+            f"{folder} holds no built task: there is no {missing[0]} in it",
+            hint="give it the output folder of a target of the rule task",
+        )
+    tables = os.path.join(user_cache(os.environ), "dispatch", of_file(os.path.join(folder, "lib.so")).hash)
+    try:
+        os.makedirs(tables, exist_ok=True)
+        kept = os.access(tables, os.W_OK)
+    except OSError:  # a machine whose home cannot be written to: then the candidates are timed in each process
+        kept = False
+    return cast("CompiledTask", live.load_task(os.path.abspath(folder), tables if kept else ""))
+
+
+def _is_file(folder: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(folder, name))
 
 
 @dataclass(frozen=True)
@@ -149,10 +196,13 @@ class _Session:
 
     def __init__(self, force: bool) -> None:
         self._force = force
+        self._require_cached = require_cached(None, os.environ)
+        if force and self._require_cached:
+            raise UsageError(f"force=True compiles anew, and {REQUIRE_CACHED} is set: nothing may be compiled")
         self._jobs = default_jobs(os.environ)
         self._store = disk_cache(None, os.environ) or user_cache(os.environ)
-        self._folder = os.path.join(user_cache(os.environ), "drivers", f"{os.getpid()}-{os.urandom(4).hex()}")
-        self._layout = Layout(os.path.join(self._folder, "given"), os.path.join(self._folder, "made"))
+        self._own = OwnFolder(os.path.join(user_cache(os.environ), "drivers"))
+        self._layout = Layout(os.path.join(self._own.path, "given"), os.path.join(self._own.path, "made"))
         self._processes = Processes()
         self._toolchains = find_toolchains(user_cache(os.environ), os.environ, self._processes, self._layout)
 
@@ -163,7 +213,7 @@ class _Session:
 
     def __exit__(self, *_: object) -> None:
         self._processes.terminate_all(grace=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._own.close()
 
     def platform(self, target: str | Target) -> Platform:
         """The platform of a target, what it leaves open taken from hidet's options as hidet's own driver does."""
@@ -171,20 +221,23 @@ class _Session:
 
         text = target if isinstance(target, str) else _target_text(target)
         kind = text.split()[0] if text.split() else ""
-        if kind == "cpu" and "--arch" not in text:
-            chosen = live.option("cpu.arch")
-            text += f" --arch={'native' if chosen == 'auto' else chosen}"
-        if kind in ("cuda", "hip"):
-            raise UsageError(f"target {text!r} cannot be built yet: only cpu can")
-        return self._toolchains.resolve(parse_target(text))
+        if kind == "hip":
+            raise UsageError(f"target {text!r} cannot be built: only cpu and cuda can", hint=_hip_hint())
+        left_open = {"cpu": {"arch": "cpu.arch"}, "cuda": {"arch": "cuda.arch", "cpu_arch": "cpu.arch"}}
+        for attribute, option in left_open.get(kind, {}).items():
+            if f"--{attribute}=" not in text:
+                chosen = live.option(option)
+                text += f" --{attribute}={'native' if chosen == 'auto' else chosen}"
+        platform = self._toolchains.resolve(parse_target(text))
+        return replace(platform, options=_compile_options() if kind == "cuda" else ())
 
     def lowered_name(self, request: _Request, platform: Platform) -> str:
         """Lower and generate one request; a name for what came out, the platform included. Raises ActionFailed."""
         failures = self._lower([request], platform)
         if failures:
             raise failures[0]
-        contents = [_content(os.path.join(self._given(0, 0), name)) for name in _PARTS]
-        return sha256(repr((platform.target, platform.march, contents)).encode()).hexdigest()[:16]
+        contents = [_content(os.path.join(self._given(0, 0), name)) for name in generated_files(platform.kind)]
+        return sha256(repr((platform.target, platform.march, platform.options, contents)).encode()).hexdigest()[:16]
 
     def build(self, requests: Sequence[_Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
         """Lower and generate unless that is done; compile and publish everything. Raises what went wrong, together."""
@@ -197,7 +250,7 @@ class _Session:
         steps = [step for steps, _ in plans.values() for step in steps]
         wanted = {number: library for number, (_, library) in plans.items()}
         with self._engine() as engine:
-            result = engine.build(steps, wanted.values())
+            result = self._run(engine, steps, wanted.values())
             for failure in result.failures:
                 failures.setdefault(int(failure.action.owner.package), failure.error)
             for number, library in wanted.items():
@@ -215,9 +268,15 @@ class _Session:
         identity = live.task_identity(task)
         if identity is None:
             return None
-        tools = [self._toolchains.get(name).identity for name in ("hidet", "cxx", "binutils")]
+        names = ("hidet", "cxx", "binutils", *(["nvcc"] if platform.kind == "cuda" else []))
+        tools = [self._toolchains.get(name).identity for name in names]
         return reapi.action_key(
-            arguments=["build_task", platform.target, *platform.march],
+            arguments=[
+                "build_task",
+                platform.target,
+                *platform.march,
+                *(f"{key}={value}" for key, value in platform.options),
+            ],
             environment=[("options", live.options_text())],
             output_paths=["lib.so"],
             working_directory="",
@@ -231,6 +290,12 @@ class _Session:
         cache = DiskCache(self._store, Placer())
         contents = self._stored(cache, key)
         if not contents:
+            if key is not None and self._require_cached:
+                raise NotCached(
+                    f"the task {task.signature()} is not cached, so it would have to be built: the store {self._store} "
+                    f"has no whole result under its key {key.hash[:12]}",
+                    hint=_FILL,
+                )
             places = self._make_task(task, platform)
             contents = {name: _content(path) for name, path in places.items()}
             if key is not None:
@@ -260,17 +325,23 @@ class _Session:
             raise ActionFailed(f"the task {task.name} could not be lowered", detail=said.rstrip())
         steps, library = self._declare_task(root, platform)
         with self._engine() as engine:
-            result = engine.build(steps, [library])
+            result = self._run(engine, steps, [library])
             if result.failures:
                 error = result.failures[0].error
                 message = error.message.replace("//task:task", f"the task {task.name}")
-                raise ActionFailed(message, hint=error.hint, detail=getattr(error, "detail", ""))
+                missed = isinstance(error, NotCached)
+                if missed:  # it names what would have been made
+                    message = message.replace("task/task/", "")
+                raise (NotCached if missed else ActionFailed)(
+                    message, hint=_FILL if missed else error.hint, detail=getattr(error, "detail", "")
+                )
         places = {name: os.path.join(root, "files", name) for name in os.listdir(os.path.join(root, "files"))}
         places["func_types.pickle"] = os.path.join(root, "main", "func_types.pickle")
-        places["source.cc"] = os.path.join(root, "source.cc")
+        source = _source_name(platform)
+        places[source] = os.path.join(root, source)
         places["compile.sh"] = os.path.join(root, "compile.sh")
-        write_atomic(places["source.cc"], _source([os.path.join(root, "main")]))
-        write_atomic(places["compile.sh"], _script("source.cc", platform, ".so"))
+        write_atomic(places[source], _source([os.path.join(root, "main")], platform))
+        write_atomic(places["compile.sh"], _script(source, platform, ".so"))
         places["lib.so"] = self._layout.path(library)
         return places
 
@@ -287,11 +358,13 @@ class _Session:
             where = f"candidates/{number}/"
             own = context.output(where + "module.o")
             compile_module(context, platform, where, part, table, found, own, {})
-            objects.append(_renamed_candidate(context, own, number))
+            renamed = context.output(where + "candidate.o")
+            rename_candidate(context, platform, where, own, table["namespace"], renamed)
+            objects.append(renamed)
             arguments.append(part["link.args"])
             others.update(more)
         library = context.output("lib.so")
-        link(context, library, objects, arguments, others, hidet=True)
+        link(context, library, objects, arguments, others, hidet=True, cuda=platform.kind == "cuda")
         return context.steps(), library
 
     def _part(
@@ -300,12 +373,16 @@ class _Session:
         """What codegen wrote into a folder: the artifacts, functions.json, and the given headers and other files."""
         with open(os.path.join(self._layout.root, folder, "functions.json"), encoding="utf-8") as file:
             table: dict[str, Any] = json.load(file)
-        return {name: Artifact(f"{folder}/{name}") for name in _PARTS}, table, *self._given_files(folder, table)
+        found = {name: Artifact(f"{folder}/{name}") for name in os.listdir(os.path.join(self._layout.root, folder))}
+        return found, table, *self._given_files(folder, table)
 
     @staticmethod
     def _options(platform: Platform) -> dict[str, str]:
         """What hidet's options must say of the architecture while it lowers."""
-        return {"cpu.arch": platform.cpu_arch} if platform.kind == "cpu" else {"cuda.arch": platform.arch}
+        device = (
+            {"cuda.arch": platform.arch.rstrip("af")} if platform.kind == "cuda" else {}
+        )  # it adds the letter itself
+        return {**device, "cpu.arch": platform.cpu_arch}
 
     def _lower(self, requests: Sequence[_Request], platform: Platform) -> dict[int, BuildError]:
         """Generate the source of every module; the failures by request."""
@@ -351,7 +428,7 @@ class _Session:
             return context.steps(), compiled
         library = context.output("lib.so")
         arguments = [part["link.args"] for _, part in parts]
-        link(context, library, [compiled], arguments, others, hidet=True)
+        link(context, library, [compiled], arguments, others, hidet=True, cuda=platform.kind == "cuda")
         return context.steps(), library
 
     def _write_types(self, number: int, rows: Sequence[Mapping[str, Any]] | None) -> None:
@@ -385,11 +462,30 @@ class _Session:
                 others.update({f"{place}/{name}": Artifact(f"{folder}/{place}/{name}") for name in found})
         return headers, others
 
+    def _run(self, engine: Engine, steps: Sequence[Step], wanted: Iterable[Artifact]) -> Result:
+        """Build in a thread of its own: Ctrl-C, or what a signal handler of the caller's raises, comes to this one.
+
+        It would leave the engine waiting for its compilers to end; so they are ended first.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            built = pool.submit(engine.build, steps, wanted)
+            try:
+                return built.result()
+            except BaseException:
+                self._processes.terminate_all()
+                raise
+
     @contextlib.contextmanager
     def _engine(self) -> Iterator[Engine]:
         tty = sys.stderr.isatty()
         reporter: Reporter = choose_reporter(sys.stderr, os.environ) if tty else SilentReporter()
-        options = Options(jobs=self._jobs, keep_going=True, verbose_failures=True, nocache=self._force)
+        options = Options(
+            jobs=self._jobs,
+            keep_going=True,
+            verbose_failures=True,
+            nocache=self._force,
+            require_cached=self._require_cached,
+        )
         state = State(self._layout.state, self._layout.root)
         workers = WorkerPool(self._processes, sys.executable)
 
@@ -404,6 +500,7 @@ class _Session:
                 self._toolchains,
                 self._processes,
                 workers,
+                PrecompiledHeaders(os.path.join(user_cache(os.environ), PRECOMPILED), self._processes),
                 reporter,
                 self._store,
                 locks,
@@ -412,53 +509,36 @@ class _Session:
 
     def _publish(self, number: int, request: _Request, library: Artifact, platform: Platform, output_kind: str) -> None:
         """Put what hidet leaves in an output folder there, each file at once, under hidet's lock, the library last."""
-        source = "source.cc" if platform.kind == "cpu" else "source.cu"
-        os.makedirs(request.folder, exist_ok=True)
-        with exclusive(os.path.join(request.folder, ".lock")):
+        source = _source_name(platform)
+        with _held(request.folder):
             folders = [self._given(number, index) for index, _ in enumerate(request.modules)]
-            _put(request.folder, source, _source(folders))
+            for folder in folders:
+                if os.path.isdir(f"{folder}/ir"):  # hidet's option save_lower_ir
+                    shutil.copytree(f"{folder}/ir", f"{request.folder}/ir", dirs_exist_ok=True)
+            _put(request.folder, source, _source(folders, platform))
             _put(request.folder, "compile.sh", _script(source, platform, output_kind))
             if output_kind == ".so":
-                types = os.path.join(self._layout.root, str(number), "func_types.pickle")
-                _put(request.folder, "func_types.pickle", _content(types))
+                _put_types(request.folder, _content(os.path.join(self._layout.root, str(number), _TYPES)))
             _put(request.folder, f"lib{output_kind}", _content(self._layout.path(library)))
 
 
-def _source(folders: Sequence[str]) -> bytes:
+def _source_name(platform: Platform) -> str:
+    """What hidet calls the generated source in an output folder."""
+    return "source.cu" if platform.kind == "cuda" else "source.cc"
+
+
+def _source(folders: Sequence[str], platform: Platform) -> bytes:
     """The generated source in these folders for people to read, the headers where they belong."""
     text = []
     for folder in folders:
-        for name in ("prelude.h", "module.cc"):
+        for name in ("prelude.h", generated_files(platform.kind)[0]):
             text.append(_content(os.path.join(folder, name)).decode().removeprefix('#include "prelude.h"\n'))
     return "".join(text).encode()
 
 
-def _renamed_candidate(ctx: Context, compiled: Artifact, number: int) -> Artifact:
-    """Declare a candidate's object with its namespace changed to the one that the task's module calls.
-
-    The source has one namespace for all candidates, so that tasks which share a candidate share its object.
-    """
-    from hidet_build.worker.live import CANDIDATE  # hidet, which the caller has imported
-
-    symbols = ctx.output(f"candidates/{number}/symbols.txt")
-    out = ctx.output(f"candidates/{number}/renamed.o")
-    list_symbols(ctx, compiled, symbols)
-    before = f"_ZN{len(CANDIDATE)}{CANDIDATE}"
-    name = f"candidate_{number}"
-
-    def rename(later: Context, read: Read) -> None:
-        found = [symbol for symbol in exported(read(symbols).decode()) if symbol.startswith(before)]
-        renames = {symbol: f"_ZN{len(name)}{name}{symbol.removeprefix(before)}" for symbol in found}
-        rename_symbols(later, compiled, out, [], renames)
-
-    ctx.then([symbols], [out], rename)
-    return out
-
-
 def _publish_task(folder: str, contents: Mapping[str, bytes]) -> None:
     """Write a task's folder: to hidet it holds a task when version.txt, the library and its types are there."""
-    os.makedirs(folder, exist_ok=True)
-    with exclusive(os.path.join(folder, ".lock")):
+    with _held(folder):
         with contextlib.suppress(OSError):
             if all(_content(os.path.join(folder, name)) == content for name, content in contents.items()):
                 return
@@ -467,6 +547,40 @@ def _publish_task(folder: str, contents: Mapping[str, bytes]) -> None:
                 os.unlink(os.path.join(folder, name))
         for name in sorted(contents, key=lambda name: (name == "version.txt", name == "lib.so", name)):
             _put(folder, name, contents[name])
+
+
+@contextlib.contextmanager
+def _held(folder: str) -> Iterator[None]:
+    """Hold the lock of an output folder, which hidet's own driver takes too; a wait for it is said."""
+    with contextlib.ExitStack() as stack:
+        path = os.path.join(folder, ".lock")
+        if not _enter_soon(stack, path):
+            sys.stderr.write(f"waiting for {path}: another process writes to this folder\n")
+            stack.enter_context(exclusive(path))
+        yield
+
+
+def _enter_soon(stack: contextlib.ExitStack, path: str) -> bool:
+    """Take a lock unless somebody holds it for longer than needs an explanation; whether we have it."""
+    for pause in (0.02, 0.05, 0.1, 0.3, 0.0):
+        try:
+            stack.enter_context(exclusive(path, block=False))
+            return True
+        except LockHeld:
+            time.sleep(pause)
+    return False
+
+
+def _put_types(folder: str, content: bytes) -> None:
+    """Write the types of a library that comes next; one that they do not fit goes first.
+
+    Who is killed in between leaves no library then, which hidet's own driver too takes for work to be done.
+    """
+    with contextlib.suppress(OSError):
+        if _content(os.path.join(folder, _TYPES)) == content:
+            return
+    remove(os.path.join(folder, "lib.so"))
+    _put(folder, _TYPES, content)
 
 
 def _put(folder: str, name: str, content: bytes) -> None:
@@ -481,6 +595,18 @@ def _put(folder: str, name: str, content: bytes) -> None:
 def _content(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
+
+
+def _hip_hint() -> str:
+    return "" if shutil.which("hipcc") else "there is no hipcc on PATH either"
+
+
+def _compile_options() -> tuple[tuple[str, str], ...]:
+    """Those of hidet's options that decide how CUDA code is compiled, where the caller changed them."""
+    from hidet_build.worker import live  # hidet, which the caller has imported
+
+    chosen = {name: bool(live.option(name)) for name in _COMPILE_OPTIONS}
+    return tuple((name, str(value).lower()) for name, value in chosen.items() if value != _COMPILE_OPTIONS[name])
 
 
 def _target_text(target: Target) -> str:
@@ -498,9 +624,14 @@ def _files(folder: str) -> list[str]:
 def _named(error: BuildError, requests: Sequence[_Request], number: int) -> BuildError:
     """The error in the words of the caller, who knows modules and folders; our own folder is gone when he reads it."""
     message = error.message.removeprefix(f"//{number}:launch: ")
-    if len(requests) > 1:
+    missed = isinstance(error, NotCached)
+    if missed:  # it names what would have been made
+        message = message.replace(f"{number}/launch/", "")
+    if len(requests) > 1 or missed:
         message = f"module {number} ({requests[number].folder}): {message}"
-    return ActionFailed(message, hint=error.hint, detail=getattr(error, "detail", ""))
+    return (NotCached if missed else ActionFailed)(
+        message, hint=_FILL if missed else error.hint, detail=getattr(error, "detail", "")
+    )
 
 
 def _script(source: str, platform: Platform, output_kind: str) -> bytes:
@@ -509,6 +640,11 @@ def _script(source: str, platform: Platform, output_kind: str) -> bytes:
 
     kind = ["-shared"] if output_kind == ".so" else ["-c"]
     folders = [f"-I{folder}" for folder in live.include_folders()]
-    command = ["g++", *folders, "-O3", "-std=c++11", "-mavx2", "-m64", "-ffast-math", *platform.march]
-    command += ["-fPIC", "-fopenmp", *kind, source, "-o", f"lib{output_kind}"]
+    if platform.kind == "cuda":
+        flags = [word for word in nvcc_flags(platform) if word not in ("-c", "--options-file", "compile.args")]
+        command = ["nvcc", *folders, *flags, "-std=c++17", "--cudart", "shared"]
+    else:
+        flags = ["-std=c++11", *CPU_FLAGS, *platform.march, "-fPIC", "-fopenmp"]
+        command = ["g++", *folders, *flags]
+    command += [*kind, source, "-o", f"lib{output_kind}"]
     return f"#!/bin/bash\n\n{shlex.join(command)}\n".encode()

@@ -1,10 +1,16 @@
-"""Execution roots: a fresh folder for each action that holds its inputs and nothing else, and what it leaves there.
+"""Execution roots: a folder for each running action that holds its inputs and nothing else, and what it leaves there.
 
 Knows files; does not know keys, caches or who runs what.
 
     <output_base>/.state/exec/<invocation>/         one for each running hidet-build, locked while it lives
         <n>/root/                                   the execution root
         <n>/tmp/                                    its TMPDIR
+        links/<n>                                   a symbolic link to each source that was an input
+        logs/<n>                                    what commands said
+
+A root is emptied after its action and used again by the next one, a link to a source is made once, and logs stay to
+the end: whenever ext4 makes a file it passes one by one over the inodes that were deleted in the last minute, so a
+build that deletes some for each action spends most of its time there.
 """
 
 from __future__ import annotations
@@ -14,7 +20,8 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from stat import S_ISLNK, S_ISREG
 
 from hidet_build import digest
 from hidet_build.action import Action, ActionResult, Artifact, OutputFile, Text
@@ -55,16 +62,21 @@ def is_output_link(path: str) -> bool:
 class ExecutionRoot:
     """The folder one action runs in."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, link: Callable[[str, str], None] = os.symlink) -> None:
+        """`link(source, path)` puts a symbolic link to a source at `path`."""
         self.folder = folder
         self.root = os.path.join(folder, "root")
         self.tmp = os.path.join(folder, "tmp")
         self.log = os.path.join(folder, "output.txt")
+        self._link = link
+        self._folders: set[str] = set()  # those that staging made, from the root
+        self._mode = 0  # of a new folder
 
     def create(self) -> None:
         """Make the folders."""
         os.makedirs(self.root)
         os.mkdir(self.tmp)
+        self._mode = os.lstat(self.root).st_mode
 
     def directory(self, action: Action) -> str:
         """The folder the command runs in."""
@@ -72,7 +84,7 @@ class ExecutionRoot:
 
     def moved(self, folder: str) -> ExecutionRoot:
         """The same execution root after its folder was renamed."""
-        return ExecutionRoot(folder)
+        return ExecutionRoot(folder, self._link)
 
     def stage(
         self, action: Action, layout: Layout, folders: Mapping[str, Sequence[str]], trees: Mapping[str, str]
@@ -81,38 +93,30 @@ class ExecutionRoot:
 
         `folders` gives for the id of each directory input the files in it.
         """
-        made: set[str] = set()
+        self._arrange(_needed_folders(action, folders, trees))
         for where, content in action.inputs:
-            target = os.path.join(self.root, where)
-            self._folder(os.path.dirname(target), made)
+            target = f"{self.root}/{where}"
             if isinstance(content, Text):
                 with open(target, "w", encoding="utf-8") as file:
                     file.write(content.content)
             elif content.directory:
-                self._folder(target, made)
                 for name in folders[content.id]:
-                    inner = os.path.join(target, name)
-                    self._folder(os.path.dirname(inner), made)
-                    os.link(os.path.join(layout.path(content), name), inner)
+                    os.link(os.path.join(layout.path(content), name), f"{target}/{name}")
             elif content.is_source:
                 # A link to the file, not the file: a hard link would change the source's ctime, which we watch.
-                os.symlink(layout.path(content), target)
+                self._link(layout.path(content), target)
             else:
                 os.link(layout.path(content), target)
         for name, path in trees.items():
-            target = os.path.join(self.root, "external", name)
-            self._folder(os.path.dirname(target), made)
-            os.symlink(path, target)
-        for where, artifact in action.outputs:
-            target = os.path.join(self.root, action.working_directory, where)
-            self._folder(target if artifact.directory else os.path.dirname(target), made)
-        self._folder(os.path.join(self.root, action.working_directory), made)
+            self._link(path, f"{self.root}/external/{name}")
 
-    @staticmethod
-    def _folder(path: str, made: set[str]) -> None:
-        if path not in made:
-            os.makedirs(path, exist_ok=True)
-            made.add(path)
+    def _arrange(self, needed: set[str]) -> None:
+        """Have exactly these folders, given as paths from the root."""
+        for folder in sorted(self._folders - needed, reverse=True):
+            os.rmdir(f"{self.root}/{folder}")
+        for folder in sorted(needed - self._folders):
+            os.mkdir(f"{self.root}/{folder}")
+        self._folders = needed
 
     def collect(self, action: Action, output: bytes, seconds: float) -> tuple[ActionResult, dict[str, str]]:
         """What the action left: the result, and for each of its files where it lies now.
@@ -152,16 +156,21 @@ class ExecutionRoot:
 
     def _file(self, action: Action, name: str, place: str) -> OutputFile:
         folder = os.path.dirname(place)
-        if not f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(self.root)}/"):
+        if not self._is_inside(folder):
             raise _is_link(action, os.path.dirname(name), folder)
-        if os.path.islink(place):
+        try:
+            status = os.lstat(place)
+        except OSError:
+            raise _is_not(action, name, place) from None
+        if S_ISLNK(status.st_mode):
             real = os.path.realpath(place)
             if not self._is_known(action, real):
                 raise _is_link(action, name, place)
             os.unlink(place)
             shutil.copyfile(real, place)
             shutil.copymode(real, place)
-        if not os.path.isfile(place):
+            status = os.lstat(place)
+        if not S_ISREG(status.st_mode):
             raise _is_not(action, name, place)
         try:
             name.encode()
@@ -170,7 +179,16 @@ class ExecutionRoot:
                 f"{action.owner}: {action.mnemonic} left a file whose name is not UTF-8: {name!r}",
                 location=action.location,
             ) from None
-        return OutputFile(name, digest.of_file(place), bool(os.stat(place).st_mode & 0o100))
+        return OutputFile(name, digest.of_file(place), bool(status.st_mode & 0o100))
+
+    def _is_inside(self, folder: str) -> bool:
+        """Whether a path in the execution root names a folder of it, whatever links it goes through."""
+        inner = folder[len(self.root) + 1 :].rstrip("/")
+        while inner and not os.path.islink(f"{self.root}/{inner}"):
+            inner = inner.rpartition("/")[0]
+        if not inner and ".." not in folder:
+            return True
+        return f"{os.path.realpath(folder)}/".startswith(f"{os.path.realpath(self.root)}/")
 
     def _is_known(self, action: Action, real: str) -> bool:
         """Whether a file that an output links to is in the execution root, or a source that is an input."""
@@ -191,10 +209,69 @@ class ExecutionRoot:
             if artifact.directory:
                 os.mkdir(path)
 
+    def empty(self, log: str) -> bool:
+        """Delete what the action had and left, and say whether this can be the root of another action.
+
+        It cannot where the command changed the folders themselves or put something beside them. The file of what the
+        command said is moved to `log`: a process of it may live on and say more.
+        """
+        try:
+            os.rename(self.log, log)
+            if len(os.listdir(self.folder)) != 2 or not self._is_as_made(self.root) or not self._is_as_made(self.tmp):
+                return False
+            for name in os.listdir(self.tmp):
+                remove(f"{self.tmp}/{name}")
+            self._folders = set(self._emptied(""))
+            return all(self._is_as_made(f"{self.root}/{folder}") for folder in self._folders)
+        except OSError:
+            return False
+
+    def _is_as_made(self, folder: str) -> bool:
+        return os.lstat(folder).st_mode == self._mode
+
+    def _emptied(self, folder: str) -> Iterator[str]:
+        """Delete all that is below a folder but folders that staging made; gives those that are still there."""
+        with os.scandir(f"{self.root}/{folder}") as entries:
+            found = list(entries)
+        for entry in found:
+            where = f"{folder}/{entry.name}".lstrip("/")
+            if where in self._folders and entry.is_dir(follow_symlinks=False):
+                yield where
+                yield from self._emptied(where)
+            else:
+                remove(entry.path)
+
     def discard(self) -> None:
         """Delete the folder, read-only ones that a command left in it too."""
         with contextlib.suppress(OSError):
             remove(self.folder)
+
+
+def _needed_folders(action: Action, folders: Mapping[str, Sequence[str]], trees: Mapping[str, str]) -> set[str]:
+    """The folders that inputs, outputs and the command itself need in an execution root."""
+    found: set[str] = set()
+    base = action.working_directory
+    _add_folder(found, base)
+    for where, content in action.inputs:
+        if isinstance(content, Artifact) and content.directory:
+            _add_folder(found, where)
+            for name in folders[content.id]:
+                _add_folder(found, f"{where}/{name}".rpartition("/")[0])
+        else:
+            _add_folder(found, where.rpartition("/")[0])
+    for name in trees:
+        _add_folder(found, f"external/{name}".rpartition("/")[0])
+    for where, artifact in action.outputs:
+        path = os.path.normpath(f"{base}/{where}".lstrip("/"))
+        _add_folder(found, path if artifact.directory else path.rpartition("/")[0])
+    return found
+
+
+def _add_folder(found: set[str], folder: str) -> None:
+    """Add a folder and those around it."""
+    while folder and folder not in found:
+        found.add(folder)
+        folder = folder.rpartition("/")[0]
 
 
 def _is_not(action: Action, name: str, place: str) -> ActionFailed:
@@ -222,51 +299,90 @@ def _is_link(action: Action, name: str, place: str) -> ActionFailed:
 
 
 class ExecutionRoots:
-    """The execution roots of one invocation; deletes what killed invocations left behind."""
+    """The execution roots of one invocation; deletes what killed invocations left behind.
+
+    May be used from several threads.
+    """
 
     def __init__(self, state: str) -> None:
         self._base = os.path.join(state, "exec")
         self._numbers = itertools.count()
-        self._stack = contextlib.ExitStack()
         self._lock = threading.Lock()
-        self._folder = ""
+        self._own: OwnFolder | None = None
+        self._free: list[ExecutionRoot] = []
+        self._links: dict[str, str] = {}  # source -> a symbolic link to it
 
     def new(self) -> ExecutionRoot:
-        """A new, empty one. May be called from several threads."""
+        """An empty one."""
         with self._lock:
-            if not self._folder:
-                self._open()
-        place = ExecutionRoot(os.path.join(self._folder, str(next(self._numbers))))
+            if self._own is None:
+                self._own = OwnFolder(self._base)
+                for name in ("links", "logs"):
+                    os.mkdir(os.path.join(self._own.path, name))
+            if self._free:
+                return self._free.pop()
+        place = ExecutionRoot(os.path.join(self._own.path, str(next(self._numbers))), self._link)
         place.create()
         return place
 
-    def _open(self) -> None:
-        self._sweep()
-        folder = os.path.join(self._base, f"{os.getpid()}-{os.urandom(4).hex()}")
-        # The lock first, then the folder: whoever finds a folder whose lock is free knows that its owner is gone.
-        self._stack.enter_context(exclusive(folder + ".lock"))
-        os.mkdir(folder)
-        self._folder = folder
+    def give_back(self, place: ExecutionRoot) -> None:
+        """Take back one that `new` gave, with what its action left there."""
+        assert self._own is not None
+        if place.empty(f"{self._own.path}/logs/{next(self._numbers)}"):
+            self._free.append(place)
+        else:
+            place.discard()
 
-    def _sweep(self) -> None:
-        """Delete the folders that killed invocations left."""
+    def _link(self, source: str, path: str) -> None:
+        """A symbolic link to a source: another name of the one that was made before."""
+        assert self._own is not None
+        link = self._links.get(source)
+        if link is None:
+            link = f"{self._own.path}/links/{next(self._numbers)}"
+            os.symlink(source, link)
+            self._links[source] = link
         try:
-            names = os.listdir(self._base)
-        except FileNotFoundError:
-            return
-        for name in names:
-            folder = os.path.join(self._base, name)
-            if name.endswith(".lock"):
-                continue
-            with contextlib.suppress(LockHeld, OSError), exclusive(folder + ".lock", block=False):
-                remove(folder)
-                remove(folder + ".lock")
+            os.link(link, path, follow_symlinks=False)
+        except OSError:  # links to links cannot be had everywhere
+            os.symlink(source, path)
 
     def close(self) -> None:
         """Delete the folder of this invocation."""
-        if self._folder:
-            with contextlib.suppress(OSError):
-                remove(self._folder)
-                remove(self._folder + ".lock")
-            self._stack.close()
-            self._folder = ""
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+            self._free.clear()
+
+
+class OwnFolder:
+    """A new folder below `base` that is ours while we live. What the dead left there is deleted first."""
+
+    def __init__(self, base: str) -> None:
+        _sweep(base)
+        self.path = os.path.join(base, f"{os.getpid()}-{os.urandom(4).hex()}")
+        self._stack = contextlib.ExitStack()
+        # The lock first, then the folder: whoever finds a folder whose lock is free knows that its owner is gone.
+        self._stack.enter_context(exclusive(self.path + ".lock"))
+        os.mkdir(self.path)
+
+    def close(self) -> None:
+        """Delete it, and what is in it."""
+        with contextlib.suppress(OSError):
+            remove(self.path)
+            remove(self.path + ".lock")
+        self._stack.close()
+
+
+def _sweep(base: str) -> None:
+    """Delete the folders that killed processes left."""
+    try:
+        names = os.listdir(base)
+    except FileNotFoundError:
+        return
+    for name in names:
+        folder = os.path.join(base, name)
+        if name.endswith(".lock"):
+            continue
+        with contextlib.suppress(LockHeld, OSError), exclusive(folder + ".lock", block=False):
+            remove(folder)
+            remove(folder + ".lock")

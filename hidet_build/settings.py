@@ -6,9 +6,13 @@ import os
 from collections.abc import Mapping
 
 from hidet_build.errors import UsageError
+from hidet_build.limits import processors
 
 PROGRAM = "hidet-build"
 REQUIRE_CACHED = "HIDET_BUILD_REQUIRE_CACHED"
+WORKER_IDLE_TIMEOUT = "HIDET_BUILD_WORKER_IDLE_TIMEOUT"
+_WORKER_IDLE_TIMEOUT = 600.0  # seconds
+_NO = ("", "0", "no", "false")
 
 
 def user_cache(environment: Mapping[str, str]) -> str:
@@ -41,10 +45,36 @@ def output_base(flag: str | None, environment: Mapping[str, str], root: str) -> 
 
 def require_cached(flag: bool | None, environment: Mapping[str, str]) -> bool:
     """Whether nothing may run that a cache does not have: flag, then variable (anything but 0, no, false and empty)."""
-    return environment.get(REQUIRE_CACHED, "").lower() not in ("", "0", "no", "false") if flag is None else flag
+    return environment.get(REQUIRE_CACHED, "").lower() not in _NO if flag is None else flag
 
 
 def default_jobs(environment: Mapping[str, str]) -> int:
-    """How many actions run at once unless a flag says otherwise: MAX_JOBS, else the cores we may use."""
+    """How many actions run at once unless a flag says otherwise: MAX_JOBS, else the processors we may use."""
     limit = environment.get("MAX_JOBS", "")
-    return int(limit) if limit.isdecimal() and int(limit) else len(os.sched_getaffinity(0))
+    return int(limit) if limit.isdecimal() and int(limit) else processors()
+
+
+def worker_idle_timeout(flag: float | None, environment: Mapping[str, str]) -> float:
+    """How many seconds a worker waits for the next command; 0 where it ends with this one.
+
+    Flag, then variable, then 0 where `CI` is set. Raises UsageError.
+    """
+    text = environment.get(WORKER_IDLE_TIMEOUT, "")
+    if flag is not None or not text:
+        usual = 0.0 if environment.get("CI", "").lower() not in _NO else _WORKER_IDLE_TIMEOUT
+        return usual if flag is None else flag
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"{WORKER_IDLE_TIMEOUT} is {text!r}; expected a number of seconds")
+    return seconds
+
+
+def worker_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Where lasting workers may be met, the best first: the user's runtime folder, else one in the cache."""
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    # A home may be shared by machines; sockets work within one.
+    cache = os.path.join(user_cache(environment), "workers-1", os.uname().nodename)
+    return (os.path.join(runtime, PROGRAM), cache) if os.path.isabs(runtime) else (cache,)

@@ -124,3 +124,39 @@ def test_run_jit(tmp_path: Path) -> None:
     )
 
     assert (5, "mine hidet_build.drivers ['-x', '--foo-bar']\n") == (done.returncode, done.stdout), done.stderr
+
+
+TORCH_COMPILE = """
+    import sys, types
+    import torch
+    # What hidet asks of CUDA though the model is on the CPU: a name that only torch's CUDA builds have, when it is
+    # imported, and a stream to wait for, when it times the kernels of a graph.
+    if not hasattr(torch._C, "_nccl_all_reduce"):
+        torch._C._nccl_all_reduce = lambda *_: None
+    import hidet
+    hidet.cuda.current_stream = lambda *_: types.SimpleNamespace(synchronize=lambda: None)
+    import hidet_build.jit
+    hidet_build.jit.install()
+    hidet.option.cache_dir(sys.argv[1])
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)).eval()
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        print(bool((torch.compile(model, backend="hidet")(x) - model(x)).abs().max() < 1e-5))
+    """
+
+
+@pytest.mark.slow
+def test_torch_compile(caches: Path) -> None:
+    """`torch.compile(backend="hidet")` gives torch's numbers, and compiles nothing in a second process.
+
+    It compiles on a CPU, but hidet alone cannot run there what it compiled, hence what the program stands in for.
+    """
+    run = [sys.executable, "-c", textwrap.dedent(TORCH_COMPILE)]
+    first = subprocess.run([*run, str(caches / "one")], capture_output=True, text=True, check=False)
+    entries = sorted((caches / "cache" / "hidet-build" / "ac").rglob("*"))
+    second = subprocess.run([*run, str(caches / "two")], capture_output=True, text=True, check=False)
+
+    assert ("True\n", "True\n") == (first.stdout, second.stdout), first.stderr + second.stderr
+    assert entries == sorted((caches / "cache" / "hidet-build" / "ac").rglob("*"))
+    assert len(entries) > 3

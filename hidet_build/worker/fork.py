@@ -34,6 +34,10 @@ class Slots:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up this process's part in it."""
         os.close(self.free)
         os.close(self._given)
 

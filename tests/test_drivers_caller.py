@@ -1,0 +1,296 @@
+"""The drivers in all kinds of callers: pools, notebooks, limits, no fork; everything else stays as it was."""
+
+import gc
+import linecache
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.hidet
+hidet = pytest.importorskip("hidet")
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+from hidet.ir.target import Target  # noqa: E402
+from hidet.lang import attrs, grid  # noqa: E402
+from hidet.lang.types import f32  # noqa: E402
+from hidet.runtime import load_compiled_module  # noqa: E402
+
+from hidet_build.drivers import build_ir_module, build_ir_module_batch, build_task  # noqa: E402
+from hidet_build.errors import BuildError, ErrorGroup  # noqa: E402
+from tests.test_drivers import cache, result, scale, symbol  # noqa: E402, F401
+
+ROOT = Path(__file__).parents[1]
+
+POOL = """
+    import multiprocessing, sys
+    from hidet_build.drivers import build_ir_module
+    from tests.test_drivers import scale
+
+    def build(number):
+        build_ir_module(scale(float(number)), f"{sys.argv[1]}/{number}", "cpu")
+        return number
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            print(pool.map(build, [2, 3]))
+    """
+
+
+def test_spawned_pool(tmp_path: Path) -> None:
+    """Each process of a pool builds."""
+    (tmp_path / "pool.py").write_text(textwrap.dedent(POOL))
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "pool.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "[2, 3]\n" == done.stdout, done.stderr
+    assert (2.0, 3.0) == (result(tmp_path / "2"), result(tmp_path / "3"))
+
+
+CELL = """
+import hidet
+from hidet.lang import attrs
+from hidet.lang.types import f32
+
+with hidet.script_module() as script:
+
+    @hidet.script
+    def scale(x: f32[16]):
+        attrs.func_kind = "public"
+        for i in range(16):
+            x[i] = x[i] * 7.0
+
+build_ir_module(script.ir_module(), folder, "cpu")
+"""
+
+
+def test_cell_of_a_notebook(tmp_path: Path) -> None:
+    """A cell: code that is in no file, run under a made-up name that `linecache` knows."""
+    name = "<ipython-input-1>"
+    linecache.cache[name] = (len(CELL), None, CELL.splitlines(keepends=True), name)
+    exec(compile(CELL, name, "exec"), {"build_ir_module": build_ir_module, "folder": str(tmp_path / "out")})
+
+    assert 7.0 == result(tmp_path / "out")
+
+
+def parallel() -> Any:
+    """A module whose function runs on all cores, by OpenMP."""
+    with hidet.script_module() as module:
+
+        @hidet.script
+        def double(x: f32[4096]):
+            attrs.func_kind = "cpu_kernel"
+            for i in grid(4096, "p"):
+                x[i] = x[i] * 2.0
+
+    return module.ir_module()
+
+
+def test_after_openmp(tmp_path: Path) -> None:
+    """In a process that has run OpenMP kernels and torch's threads, tasks are implemented and modules lowered."""
+    build_ir_module(parallel(), str(tmp_path / "one"), "cpu")
+    x = torch.ones(4096)
+    load_compiled_module(str(tmp_path / "one"))["launch"](x)
+    product = torch.ones(600, 600) @ torch.ones(600, 600)
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path / "hidet"))
+        compiled = build_task(hidet.ops.matmul_x86(symbol(64, 64), symbol(64, 64)).op.task, "cpu")
+
+    assert (2.0, 600.0) == (float(x[0]), float(product[0, 0]))
+    assert compiled is not None
+
+
+def test_limits(tmp_path: Path) -> None:
+    """Few open files and a small stack are enough."""
+    program = (
+        "import sys; from hidet_build.drivers import build_ir_module_batch; from tests.test_drivers import scale;"
+        'build_ir_module_batch([scale(2.0), scale(3.0)], [sys.argv[1] + "/0", sys.argv[1] + "/1"], ".so", "cpu")'
+    )
+    command = ["sh", "-c", 'ulimit -n 64 && ulimit -s 8192 && ulimit -c 0 && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert (2.0, 3.0) == (result(tmp_path / "0"), result(tmp_path / "1"))
+
+
+def test_children_collected_by_somebody_else(tmp_path: Path) -> None:
+    """A process that ignores SIGCHLD cannot learn how a compiler ended: the error says what to change."""
+    program = (
+        "import signal, sys; from hidet_build.drivers import build_ir_module; from tests.test_drivers import scale;"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN); module = scale(2.0)\n"
+        'try: build_ir_module(module, sys.argv[1], "cpu")\n'
+        "except Exception as error: print(type(error).__name__, error.render())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert "SIGCHLD must not be ignored" in done.stdout, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.fixture
+def no_fork(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A process with a CUDA context, or what torch says of one; each fork is written down."""
+    forks: list[int] = []
+    fork = os.fork
+
+    def counted() -> int:
+        forks.append(1)
+        return fork()
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "fork", counted)
+    return forks
+
+
+def process_state(*modules: Any) -> tuple[object, ...]:
+    """What a call must leave as it was."""
+    options = {name: hidet.option.get_option(name) for name in hidet.option.OptionRegistry.registered_options}
+    passes = [hidet.transforms.instantiate_symbols, hidet.transforms.import_primitive_functions]
+    return (
+        *(str(module) for module in modules),
+        options,
+        [vars(one).get("set") for one in passes],
+        [sys.modules[f"hidet.{name}"].available for name in ("cuda", "cuda.device", "hip", "hip.device")],
+        random.getstate(),
+        str(np.random.get_state()),
+        torch.random.get_rng_state().tolist(),
+        os.getcwd(),
+        sys.getrecursionlimit(),
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+        dict(os.environ),
+    )
+
+
+def test_everything_stays(tmp_path: Path) -> None:
+    """Modules, options, random numbers, signal handlers, working folder: all as before."""
+    modules = [scale(2.0), parallel()]
+    before = process_state(*modules)
+    build_ir_module_batch(modules, [str(tmp_path / "0"), str(tmp_path / "1")], ".so", "cpu --arch=x86-64")
+
+    assert before == process_state(*modules)
+
+
+def test_everything_stays_without_a_fork(tmp_path: Path, no_fork: list[int]) -> None:
+    """Where a fork is not safe a deep copy is lowered; the same holds, and the source is the same."""
+    module = hidet.ops.matmul_x86(symbol(64, 64), symbol(64, 64)).op.task.implement("cpu", str(tmp_path))[0]
+    before = process_state(module)
+    build_ir_module(module, str(tmp_path / "copied"), "cpu --arch=x86-64-v3")
+    after, forks = process_state(module), list(no_fork)
+    torch.cuda.is_initialized = lambda: False
+    build_ir_module(module, str(tmp_path / "forked"), "cpu --arch=x86-64-v3")
+
+    assert before == after
+    assert [] == forks
+    assert (tmp_path / "copied" / "source.cc").read_bytes() == (tmp_path / "forked" / "source.cc").read_bytes()
+
+
+def test_task_without_a_fork(tmp_path: Path, no_fork: list[int]) -> None:
+    """A task too."""
+    task = hidet.ops.layer_norm(symbol(8, 64)).op.task
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path / "hidet"))
+        before = process_state(task)
+        compiled = build_task(task, "cpu")
+        after = process_state(task)
+    x = torch.randn(8, 64)
+
+    assert [] == no_fork
+    assert before == after
+    torch.testing.assert_close(compiled(x).torch(), torch.nn.functional.layer_norm(x, (64,)), atol=1e-5, rtol=1e-5)
+
+
+def test_more_modules_than_workers(tmp_path: Path) -> None:
+    """hidet groups modules then, fills fewer folders and fails on a CPU; here each has its folder."""
+    folders = [str(tmp_path / str(number)) for number in range(7)]
+    with hidet.option.context():
+        hidet.option.num_local_workers(2)
+        returned = build_ir_module_batch([scale(float(number)) for number in range(7)], folders, ".so", "cpu")
+
+    assert folders == returned
+    assert [float(number) for number in range(7)] == [result(Path(folder)) for folder in folders]
+
+
+def test_all_kinds_of_failures_come_together(tmp_path: Path) -> None:
+    """A module that cannot be lowered and one that cannot be compiled: both are named, and the third is built."""
+    unlowered, uncompiled = scale(1.0), scale(2.0)
+    unlowered.functions["scale"].body = None
+    uncompiled.include_headers.append(["no/such/header.h"])
+    folders = [str(tmp_path / name) for name in "abc"]
+    with pytest.raises(ErrorGroup) as raised:
+        build_ir_module_batch([unlowered, uncompiled, scale(3.0)], folders, ".so", "cpu")
+
+    assert [f"module 0 ({folders[0]})", f"module 1 ({folders[1]})"] == [
+        error.message.partition(":")[0] for error in raised.value.errors
+    ]
+    assert not (tmp_path / "a" / "lib.so").exists()
+    assert 3.0 == result(tmp_path / "c")
+
+
+def test_failed_batch_does_not_poison_hidets_pool(tmp_path: Path) -> None:
+    """After a failed job hidet's pool refuses to work; after a failed batch of ours it works, and so do we."""
+    from hidet.utils.multiprocess import parallel_imap_2ndlevel
+
+    broken = [scale(1.0), scale(2.0)]
+    for module in broken:
+        module.include_headers.append(["no/such/header.h"])
+    folders = [str(tmp_path / "0"), str(tmp_path / "1")]
+    with pytest.raises(BuildError):
+        build_ir_module_batch(broken, folders, ".so", "cpu")
+    build_ir_module_batch([scale(3.0), scale(4.0)], folders, ".so", "cpu")
+    numbers = list(parallel_imap_2ndlevel(abs, [-1, -2]))
+
+    assert (3.0, 4.0, [1, 2]) == (result(tmp_path / "0"), result(tmp_path / "1"), numbers)
+
+
+def test_target_as_object(tmp_path: Path) -> None:
+    """A Target of hidet's is as good as its text."""
+    build_ir_module(scale(2.0), str(tmp_path / "out"), Target.from_string("cpu --arch=x86-64"))
+
+    assert "-march=x86-64 " in (tmp_path / "out" / "compile.sh").read_text()
+
+
+def test_hip(tmp_path: Path) -> None:
+    """There is no hipcc: the error says what the target is, and that it cannot be built."""
+    with pytest.raises(BuildError) as raised:
+        build_ir_module(scale(2.0), str(tmp_path / "out"), "hip")
+
+    assert "hip" in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_kind(tmp_path: Path) -> None:
+    """Another kind of output is the error hidet raises, and names those there are."""
+    with pytest.raises(ValueError, match=r"Invalid output kind: \.a: expected \.so or \.o"):
+        build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu", ".a")
+
+
+def test_no_child_is_left(tmp_path: Path) -> None:
+    """A call leaves no child process, no thread and no open file behind."""
+    build_ir_module(scale(2.0), str(tmp_path / "warm"), "cpu")
+
+    def left() -> tuple[int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = left()
+    build_ir_module(scale(3.0), str(tmp_path / "out"), "cpu")
+
+    assert before == left()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
