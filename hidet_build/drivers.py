@@ -2,8 +2,9 @@
 
     from hidet_build.drivers import build_ir_module          instead of: from hidet.drivers import build_ir_module
 
-A module that lives in the caller's process has no printed identity, so each call lowers it and generates its source
-(worker/live.py); the source decides what is compiled. Knows how a call becomes actions and where hidet expects files.
+A module that lives in the caller's process is lowered there (worker/live.py), unless its identity says that it was
+before; the source that comes out decides what is compiled. Knows how a call becomes actions and where hidet expects
+files.
 
     <user cache>/drivers/<pid>-<random>/     one for each call, gone when it returns; the next call deletes what a
                                              killed one left
@@ -26,14 +27,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Union, cast
 
-from hidet_build.action import ActionResult, Artifact, OutputFile, Step
+from hidet_build.action import Artifact, Step
 from hidet_build.build import find_toolchains, local_engine
-from hidet_build.cache.disk import DiskCache
-from hidet_build.digest import Digest, of_bytes, of_file
+from hidet_build.digest import Digest, of_file
 from hidet_build.engine import Engine, Result
 from hidet_build.errors import ActionFailed, BuildError, ErrorGroup, Location, LockHeld, NotCached, UsageError
 from hidet_build.execution import Layout, OwnFolder
-from hidet_build.files import Placer, remove, write_atomic
+from hidet_build.files import remove, write_atomic
+from hidet_build.kept import KeptResults, key_of
 from hidet_build.label import Label
 from hidet_build.lock import KeyLocks, exclusive
 from hidet_build.performer import Options, Waiting
@@ -68,6 +69,7 @@ _KINDS = (".so", ".o")
 _HERE = Location("hidet_build.drivers", 1, 1)
 _FILL = f"run the program without {REQUIRE_CACHED} where the store is filled; export the store after that"
 _TYPES = "func_types.pickle"
+GIVEN = "given.json"
 # hidet's options that decide how CUDA code is compiled, and not what is generated.
 _COMPILE_OPTIONS = {"cuda.build.ftz": True, "cuda.build.prec_div": False}
 
@@ -201,6 +203,7 @@ class _Session:
             raise UsageError(f"force=True compiles anew, and {REQUIRE_CACHED} is set: nothing may be compiled")
         self._jobs = default_jobs(os.environ)
         self._store = disk_cache(None, os.environ) or user_cache(os.environ)
+        self._kept = KeptResults(self._store)
         self._own = OwnFolder(os.path.join(user_cache(os.environ), "drivers"))
         self._layout = Layout(os.path.join(self._own.path, "given"), os.path.join(self._own.path, "made"))
         self._processes = Processes()
@@ -262,33 +265,30 @@ class _Session:
 
     def task_key(self, task: Task, platform: Platform) -> Digest | None:
         """The key of everything a task becomes, or None where the task itself cannot be told from another."""
-        from hidet_build import reapi  # protobuf
-        from hidet_build.worker import live
+        from hidet_build.worker import identity, live
 
-        identity = live.task_identity(task)
-        if identity is None:
+        said = identity.identity(task)
+        if said is None:
             return None
         names = ("hidet", "cxx", "binutils", *(["nvcc"] if platform.kind == "cuda" else []))
         tools = [self._toolchains.get(name).identity for name in names]
-        return reapi.action_key(
-            arguments=[
-                "build_task",
-                platform.target,
-                *platform.march,
-                *(f"{key}={value}" for key, value in platform.options),
-            ],
-            environment=[("options", live.options_text())],
-            output_paths=["lib.so"],
-            working_directory="",
-            inputs=[("task.pickle", of_bytes(identity), False)],
-            trees=[],
-            salt=" ".join(tools).encode(),
-        ).digest
+        compile_options = [f"{key}={value}" for key, value in platform.options]
+        arguments = ["build_task", platform.target, *platform.march, *compile_options]
+        return key_of(arguments, live.options_text(), said, tools)
+
+    def _lowering_key(self, module: IRModule, platform: Platform) -> Digest | None:
+        """The key of what lowering a module writes, or None where it cannot be told from another."""
+        from hidet_build.worker import identity, live
+
+        if self._force or live.option("save_lower_ir"):
+            return None
+        said = identity.identity(module)
+        tools = [self._toolchains.get("hidet").identity]
+        return None if said is None else key_of(["lower", platform.target], live.options_text(), said, tools)
 
     def build_task(self, task: Task, key: Digest | None, folder: str, platform: Platform) -> None:
         """Make what a task becomes, or take it from the store, and put it into its folder of hidet's cache."""
-        cache = DiskCache(self._store, Placer())
-        contents = self._stored(cache, key)
+        contents = self._kept.get(key)
         if not contents:
             if key is not None and self._require_cached:
                 raise NotCached(
@@ -297,23 +297,11 @@ class _Session:
                     hint=_FILL,
                 )
             places = self._make_task(task, platform)
-            contents = {name: _content(path) for name, path in places.items()}
             if key is not None:
-                files = [OutputFile(name, of_bytes(content), False) for name, content in sorted(contents.items())]
-                cache.put(key, ActionResult(tuple(files)), places)
+                contents = self._kept.put(key, places)
+            else:
+                contents = {name: _content(path) for name, path in places.items()}
         _publish_task(folder, contents)
-
-    @staticmethod
-    def _stored(cache: DiskCache, key: Digest | None) -> dict[str, bytes]:
-        """The files of a task that the store has under this key; none where it has not all of them."""
-        result = cache.get(key) if key is not None else None
-        contents: dict[str, bytes] = {}
-        for file in result.files if result else ():
-            content = cache.read(file.digest)
-            if content is None:
-                return {}
-            contents[file.path] = content
-        return contents
 
     def _make_task(self, task: Task, platform: Platform) -> dict[str, str]:
         """Build a task; the files of its folder by name, where they are now."""
@@ -389,16 +377,37 @@ class _Session:
         from hidet_build.worker import live  # hidet, which the caller has imported
 
         options = self._options(platform)
-        jobs, owners = [], []
+        jobs, owners, keys = [], [], []
         for number, request in enumerate(requests):
             for index, module in enumerate(request.modules):
-                jobs.append(live.Job(module, self._given(number, index), platform.kind, options))
-                owners.append(number)
+                folder = self._given(number, index)
+                key = self._lowering_key(module, platform)
+                if not self._restore(key, folder):
+                    jobs.append(live.Job(module, folder, platform.kind, options))
+                    owners.append(number)
+                    keys.append(key)
         failures: dict[int, BuildError] = {}
-        for number, said in zip(owners, live.generate(jobs, self._jobs), strict=True):
-            if said:
-                failures.setdefault(number, ActionFailed("lowering failed", detail=said.rstrip()))
+        said = live.generate(jobs, self._jobs)
+        for number, job, key, failure in zip(owners, jobs, keys, said, strict=True):
+            if failure:
+                failures.setdefault(number, ActionFailed("lowering failed", detail=failure.rstrip()))
+            elif key is not None:
+                self._keep(key, job.folder)
         return failures
+
+    def _restore(self, key: Digest | None, folder: str) -> bool:
+        """Write what lowering wrote before; whether the store had it."""
+        contents = self._kept.get(key)
+        if contents:
+            os.makedirs(folder)
+        for name, content in contents.items():
+            write_atomic(os.path.join(folder, name), content)
+        return bool(contents)
+
+    def _keep(self, key: Digest, folder: str) -> None:
+        """Keep what lowering wrote, unless it names files of this machine."""
+        if json.loads(_content(os.path.join(folder, GIVEN))) == {}:
+            self._kept.put(key, {name: os.path.join(folder, name) for name in os.listdir(folder)})
 
     def _given(self, number: int, index: int) -> str:
         return os.path.join(self._layout.root, str(number), str(index))
@@ -444,7 +453,7 @@ class _Session:
 
     def _given_files(self, folder: str, table: Mapping[str, Any]) -> tuple[dict[str, Artifact], dict[str, Artifact]]:
         """The headers a module asks for, and the objects and libraries: path in an execution root -> artifact."""
-        with open(os.path.join(self._layout.root, folder, "given.json"), encoding="utf-8") as file:
+        with open(os.path.join(self._layout.root, folder, GIVEN), encoding="utf-8") as file:
             given: dict[str, str] = json.load(file)
         headers: dict[str, Artifact] = {}
         others: dict[str, Artifact] = {}

@@ -24,6 +24,7 @@ from hidet.runtime import load_compiled_module, load_compiled_task  # noqa: E402
 
 from hidet_build.drivers import build_ir_module, build_ir_module_batch, build_task  # noqa: E402
 from hidet_build.errors import BuildError, ErrorGroup  # noqa: E402
+from hidet_build.worker import live  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def result(folder: Path, name: str = "scale") -> float:
 
 
 def compiles(cache: Path) -> int:
-    """How many results the store has: each compile and link adds one."""
+    """How many results the store has: each lowering, compile and link adds one."""
     return sum(1 for path in (cache / "hidet-build" / "ac").rglob("*") if path.is_file())
 
 
@@ -86,13 +87,13 @@ def test_changed_architecture_is_rebuilt(tmp_path: Path) -> None:
 
 
 def test_unchanged_module_compiles_nothing(tmp_path: Path, cache: Path) -> None:
-    """The second call finds the compile and the link in the store, and does not touch the library."""
+    """The second call finds lowering, compile and link in the store, and does not touch the library."""
     build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
     before = compiles(cache), os.stat(tmp_path / "out" / "lib.so").st_ino
     build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
 
     assert before == (compiles(cache), os.stat(tmp_path / "out" / "lib.so").st_ino)
-    assert 2 == before[0]
+    assert 3 == before[0]
 
 
 def test_options_and_module_stay(tmp_path: Path) -> None:
@@ -363,3 +364,32 @@ def test_unknown_targets(tmp_path: Path) -> None:
         build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu --arch")
 
     assert "--arch=NAME" in str(raised.value)
+
+
+def test_lowering_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that was lowered before is not lowered again, unless it changed or `force` says so."""
+    lowered: list[int] = []
+    generate = live.generate
+
+    def counted(jobs: Any, parallel: int) -> Any:
+        lowered.append(len(jobs))
+        return generate(jobs, parallel)
+
+    monkeypatch.setattr(live, "generate", counted)
+    for module, force in ((scale(2.0), False), (scale(2.0), False), (scale(3.0), False), (scale(3.0), True)):
+        build_ir_module(module, str(tmp_path / "out"), "cpu", force=force)
+
+    assert [1, 0, 1, 1] == lowered
+    assert 3.0 == result(tmp_path / "out")
+
+
+def test_options_count_for_lowering(tmp_path: Path, cache: Path) -> None:
+    """An option that changes what is generated is no hit for what was generated without it."""
+    sources = []
+    for shown in (False, True):
+        with hidet.option.context():
+            hidet.option.debug_strict_broadcast_check(shown)
+            build_ir_module(scale(2.0), str(tmp_path / str(shown)), "cpu")
+            sources.append(compiles(cache))
+
+    assert sources[0] < sources[1]

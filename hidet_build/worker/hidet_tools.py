@@ -24,6 +24,7 @@ import hidet.hip.device
 import hidet.transforms.import_primitive_functions
 import hidet.transforms.instantiate_symbols
 from hidet.backend.codegen import codegen
+from hidet.graph.operator import Operator
 from hidet.graph.tensor import Tensor
 from hidet.ir.func import Function
 from hidet.ir.module import IRModule
@@ -89,6 +90,7 @@ def pin_environment(kind: str = "cpu") -> Callable[[], None]:
     # A bare "cuda" is the current device. And what hidet wants to know of devices before it forks, we never need.
     pinned += [(sys.modules[name], "current_device", _first_device) for name in ("hidet.cuda", "hidet.cuda.device")]
     pinned.append((hidet.drivers.utils.lazy_initialize_cuda, "_initialized", True))
+    pinned.append((Operator, "run", _run_elsewhere if kind == "cuda" else _run_here))
     before = [(module, name, vars(module).get(name)) for module, name, _ in pinned]
     for module, name, value in pinned:
         setattr(module, name, value)
@@ -117,6 +119,15 @@ class OrderedSet(dict):  # type: ignore[type-arg]
         """Add all, in their order."""
         for item in items:
             self.add(item)
+
+
+_run_here = Operator.run
+
+
+def _run_elsewhere(operator: Operator) -> list[Tensor]:
+    """Let an operator on a device stay an operator: the constant 2 of `x * 2` would be computed there when traced."""
+    found: list[Tensor] = operator.symbolic_run() if operator.device.is_cuda() else _run_here(operator)
+    return found
 
 
 def _never() -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import functools
 import importlib
-import io
 import json
 import os
 import pickle
@@ -32,6 +31,10 @@ from hidet.runtime.utils.dispatch_table import PointsDispachTable
 from hidet_build.worker import candidates, hidet_tools, steps
 from hidet_build.worker.fork import Slots, in_child, in_children
 
+_NO_PART_IN_RESULTS = (
+    *("cache_dir", "cache_operator", "compile_server", "num_local_workers", "parallel_build", "parallel_tune"),
+    *("bench_config", "dispatch_table", "fix_gpu_frequency_for_tuning", "save_lower_ir"),
+)
 GIVEN = "given.json"  # beside what codegen writes: {path in a compile action's execution root: path on this machine}
 
 
@@ -149,34 +152,6 @@ def merge_types(pickles: Sequence[str], rows: Sequence[Mapping[str, Any]], out: 
 # Tasks
 
 
-def task_identity(task: Any) -> bytes | None:
-    """Bytes that say all of a task, or None where there are none that can be relied on.
-
-    Its pickle: the same in every process, unlike that of a module. It names classes instead of holding their code, so
-    it counts only where all of them are hidet's (or of what hidet's identity covers), whose code the key covers.
-    """
-    try:
-        content = pickle.dumps(task, hidet_tools.PICKLE_PROTOCOL)
-        names = _Names(io.BytesIO(content))
-        names.load()
-    except Exception:  # local functions, locks, C objects: whatever cannot be pickled has its own kind of error
-        return None
-    known = ("hidet", "builtins", "collections", "numpy", "torch", "_codecs")
-    return content if all(name.partition(".")[0] in known for name in names.modules) else None
-
-
-class _Names(pickle.Unpickler):
-    """Reads a pickle of our own process to see which modules it names."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.modules: set[str] = set()
-
-    def find_class(self, module: str, name: str) -> Any:
-        self.modules.add(module)
-        return super().find_class(module, name)
-
-
 def generate_task(task: Any, kind: str, options: Mapping[str, Any], folder: str, parallel: int) -> str:
     """Implement a task and generate the source of its candidates and of the module that calls them.
 
@@ -251,10 +226,12 @@ def task_folder(task: Any, kind: str) -> str:
 
 
 def options_text() -> str:
-    """The options of hidet's that can change what a task becomes, as they are set in this process."""
+    """hidet's options as they are set in this process, without those that only say where and how fast to work."""
     import hidet
 
-    return json.dumps({name: hidet.option.get_option(name) for name in hidet_tools.OPTIONS}, sort_keys=True)
+    registered = sorted(hidet.option.OptionRegistry.registered_options)
+    names = [name for name in registered if not name.startswith(_NO_PART_IN_RESULTS)]
+    return json.dumps({name: repr(hidet.option.get_option(name)) for name in names}, sort_keys=True)
 
 
 def remembered_task(kind: str, key: str) -> Any:

@@ -314,3 +314,39 @@ def test_errors_of_nvcc_are_shown(space: Space) -> None:
     assert 1 == done.code
     assert f"//k:saxpy: {COMPILE} failed" in done.err
     assert "no/such/header.h: No such file or directory" in done.err
+
+
+FUSED = """\
+import hidet
+from hidet import ops
+
+
+def fused():
+    x, y = (hidet.symbol([64, 64], device="cuda") for _ in "xy")
+    graph = hidet.graph.optimize(hidet.trace_from(ops.relu(x * 2.0 + y), inputs=[x, y]))
+    (operator,) = graph.nodes
+    return operator.task
+
+
+def matmul():
+    a, b = (hidet.symbol([64, 64], dtype="float16", device="cuda") for _ in "ab")
+    graph = hidet.graph.optimize(hidet.trace_from(ops.matmul(a, b), inputs=[a, b]))
+    print("became", *(type(operator).__name__ for operator in graph.nodes))
+    return graph.nodes[0].task
+"""
+
+
+def test_operators_on_a_device_that_is_not_here(space: Space) -> None:
+    """Constants and a bare "cuda" ask no device, and an operator becomes what it becomes where there is a GPU."""
+    space.write("k/ops.py", FUSED)
+    space.write(
+        "k/BUILD.yaml",
+        targets(
+            '{rule: ir_module, name: fused, src: ops.py, output_kind: .o, target: "cuda --arch=sm_80"}',
+            '{rule: ir_module, name: matmul, src: ops.py, output_kind: .o, target: "cuda --arch=sm_80"}',
+        ),
+    )
+
+    done = space.build("//k:all")
+
+    assert "became MatmulF16CuteOp" in done.err
