@@ -91,7 +91,7 @@ def test_every_example_is_listed() -> None:
     """No folder of examples is left out of these tests."""
     folders = sorted(path.parent.name for path in (REPOSITORY / "examples").glob("*/BUILD.yaml"))
 
-    assert sorted({library.partition("/")[0] for library in LIBRARIES}) == folders
+    assert sorted({"cuda", *(library.partition("/")[0] for library in LIBRARIES)}) == folders
 
 
 def test_second_build_runs_nothing(checkout: Space) -> None:
@@ -191,3 +191,36 @@ def test_select_follows_the_platform(checkout: Space) -> None:
 
     assert "float sums[256];" in checkout.read(f"hidet-out/cpu-x86-64-v3/{output}")
     assert "float sums[1024];" in checkout.read(f"hidet-out/cpu-x86-64-v4/{output}")
+
+
+@pytest.mark.cuda
+def test_cuda(checkout: Space) -> None:
+    """The kernels for GPUs are built where there is none, for the architecture that is asked for, and load."""
+    checkout.build("--platforms=cuda --arch=sm_80", "//examples/cuda:all")
+    folder = checkout.root / "hidet-out/cuda-sm_80/examples/cuda/kernels"
+    loaded = python(checkout, "-c", LOAD, str(folder))
+    checked = python(
+        checkout, str(checkout.root / "examples/cuda/check.py"), str(checkout.root / "hidet-out/cuda-sm_80")
+    )
+
+    assert [["layer_norm", "matmul", "saxpy"]] == json.loads(loaded.out)
+    assert checked.code in (0, 2)
+    assert checked.code == 0 or "there is no GPU here" in checked.out
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda
+def test_cuda_on_a_gpu(checkout: Space) -> None:
+    """Where there is a GPU the kernels compute what torch computes."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    major, minor = torch.cuda.get_device_capability()
+    platform = f"cuda-sm_{major}{minor}"
+    checkout.build(f"--platforms=cuda --arch=sm_{major}{minor}", "//examples/cuda:all")
+
+    checked = python(
+        checkout, str(checkout.root / "examples/cuda/check.py"), str(checkout.root / "hidet-out" / platform)
+    )
+
+    assert 0 == checked.code, checked.out + checked.err
