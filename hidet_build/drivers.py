@@ -186,6 +186,12 @@ class _Request:
 
 
 def _build(requests: Sequence[_Request], target: str | Target, output_kind: str, force: bool) -> None:
+    for request in requests:
+        if not request.modules:
+            raise UsageError(f"there is no module to build into {request.folder}")
+        for module in request.modules:
+            if not hasattr(module, "functions"):
+                raise UsageError(f"expected an IRModule, or a sequence of them, not {type(module).__name__}")
     if output_kind not in _KINDS:
         raise ValueError(f"Invalid output kind: {output_kind}: expected {' or '.join(_KINDS)}")
     with _Session(force) as session:
@@ -202,9 +208,10 @@ class _Session:
         if force and self._require_cached:
             raise UsageError(f"force=True compiles anew, and {REQUIRE_CACHED} is set: nothing may be compiled")
         self._jobs = default_jobs(os.environ)
-        self._store = disk_cache(None, os.environ) or user_cache(os.environ)
-        self._kept = KeptResults(self._store)
         self._own = OwnFolder(os.path.join(user_cache(os.environ), "drivers"))
+        # Switched off, the store is one for this call alone.
+        self._store = disk_cache(None, os.environ) or os.path.join(self._own.path, "store")
+        self._kept = KeptResults(self._store)
         self._layout = Layout(os.path.join(self._own.path, "given"), os.path.join(self._own.path, "made"))
         self._processes = Processes()
         self._toolchains = find_toolchains(user_cache(os.environ), os.environ, self._processes, self._layout)
@@ -239,8 +246,14 @@ class _Session:
         failures = self._lower([request], platform)
         if failures:
             raise failures[0]
-        contents = [_content(os.path.join(self._given(0, 0), name)) for name in generated_files(platform.kind)]
-        return sha256(repr((platform.target, platform.march, platform.options, contents)).encode()).hexdigest()[:16]
+        folder = self._given(0, 0)
+        contents = [_content(os.path.join(folder, name)) for name in generated_files(platform.kind)]
+        given = json.loads(_content(os.path.join(folder, GIVEN)))
+        found = [(place, _digests(path)) for place, path in sorted(given.items())]
+        names = ("hidet", "cxx", *(["nvcc"] if platform.kind == "cuda" else []))
+        tools = [self._toolchains.get(name).identity for name in names]
+        rows = (platform.target, platform.march, platform.options, contents, found, tools)
+        return sha256(repr(rows).encode()).hexdigest()[:16]
 
     def build(self, requests: Sequence[_Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
         """Lower and generate unless that is done; compile and publish everything. Raises what went wrong, together."""
@@ -258,7 +271,10 @@ class _Session:
                 failures.setdefault(int(failure.action.owner.package), failure.error)
             for number, library in wanted.items():
                 if engine.made(library):
-                    self._publish(number, requests[number], library, platform, output_kind)
+                    try:
+                        self._publish(number, requests[number], library, platform, output_kind)
+                    except (BuildError, OSError) as error:
+                        failures[number] = _unwritten(requests[number].folder, error)
         if failures:
             errors = [_named(failures[number], requests, number) for number in sorted(failures)]
             raise errors[0] if len(errors) == 1 else ErrorGroup(errors)
@@ -621,6 +637,19 @@ def _compile_options() -> tuple[tuple[str, str], ...]:
 def _target_text(target: Target) -> str:
     """hidet's Target as the string it was made of."""
     return " ".join([target.name, *target.flags, *(f"--{name}={value}" for name, value in target.attrs.items())])
+
+
+def _unwritten(folder: str, error: BuildError | OSError) -> BuildError:
+    """Why a folder of the caller's could not be written."""
+    reason = error.message if isinstance(error, BuildError) else error.strerror or str(error)
+    return ActionFailed(f"cannot write to {folder}: {reason}")
+
+
+def _digests(path: str) -> list[tuple[str, str]]:
+    """What a file or a folder that a module asks for holds."""
+    if os.path.isfile(path):
+        return [("", of_file(path).hash)]
+    return [(name, of_file(os.path.join(path, name)).hash) for name in _files(path)]
 
 
 def _files(folder: str) -> list[str]:

@@ -6,6 +6,7 @@ g++ does not notice when a header behind a precompiled one changes, so its name 
 
     <folder>/<digest>.gch       what g++ made of prelude.h: some 40 MB
     <folder>/<digest>.seen      a byte for each compile that could have used it
+    <folder>/<digest>.not       g++ had something to say when it was made: not tried again
     <folder>/<digest>.lock      held by who makes it
 
 Knows how g++ is called for a generated source; not why.
@@ -15,13 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 
 from hidet_build.action import Action, Text
 from hidet_build.errors import BuildError
 from hidet_build.execution import ExecutionRoot
-from hidet_build.files import make_folder
+from hidet_build.files import make_folder, write_atomic
 from hidet_build.lock import exclusive
 from hidet_build.process import Processes
 from hidet_build.toolchain.base import Toolchain
@@ -31,6 +34,7 @@ HEADER = "prelude.h"
 SOURCE = "module.cc"
 _ARGUMENTS = "compile.args"
 _WORTH_IT = 4  # compiles without, before one is made
+_ABANDONED = 600  # seconds without a change, after which nobody writes any more
 _KEPT = 12  # precompiled headers; the ones used last
 
 
@@ -57,6 +61,8 @@ class PrecompiledHeaders:
         if not _could_use(action, toolchain):
             return ""
         with contextlib.suppress(OSError, BuildError):
+            if _leads_elsewhere(os.path.join(place.root, HEADER)):
+                return ""
             name = _name(action, toolchain, place, trees)
             made = os.path.join(self._folder, f"{name}.gch")
             missing = not os.path.exists(made)
@@ -81,6 +87,8 @@ class PrecompiledHeaders:
     def _is_due(self, name: str) -> bool:
         """Count this compile; whether there were enough of its kind."""
         make_folder(self._folder)
+        if os.path.exists(os.path.join(self._folder, f"{name}.not")):
+            return False
         with open(os.path.join(self._folder, f"{name}.seen"), "ab", buffering=0) as file:
             file.write(b".")
             return file.tell() > _WORTH_IT
@@ -105,10 +113,15 @@ class PrecompiledHeaders:
                 return True
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+            if not self._processes.stopped:
+                write_atomic(made.removesuffix(".gch") + ".not", b"")
         return False
 
     def _trim(self) -> None:
-        """Keep those used last."""
+        """Keep those used last, and nothing that a process left which was killed while it made one."""
+        for entry in os.scandir(self._folder):
+            if ".gch." in entry.name and entry.stat().st_mtime < time.time() - _ABANDONED:
+                os.unlink(entry.path)
         headers = [entry for entry in os.scandir(self._folder) if entry.name.endswith(".gch")]
         headers.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
         for entry in headers[_KEPT:]:
@@ -132,6 +145,12 @@ def _could_use(action: Action, toolchain: Toolchain) -> bool:
         and not any(isinstance(content, Text) for _, content in action.inputs)
         and SOURCE in action.arguments
     )
+
+
+def _leads_elsewhere(header: str) -> bool:
+    """Whether a header includes others by a path that no digest of ours covers."""
+    with open(header, encoding="utf-8", errors="surrogateescape") as file:
+        return re.search(r'^\s*#\s*include\s*[<"](/|.*\.\./)', file.read(), re.MULTILINE) is not None
 
 
 def _name(action: Action, toolchain: Toolchain, place: ExecutionRoot, trees: Callable[[str], str]) -> str:

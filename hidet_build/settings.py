@@ -77,4 +77,5 @@ def worker_folders(environment: Mapping[str, str]) -> tuple[str, ...]:
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     # A home may be shared by machines; sockets work within one.
     cache = os.path.join(user_cache(environment), "workers-1", os.uname().nodename)
-    return (os.path.join(runtime, PROGRAM), cache) if os.path.isabs(runtime) else (cache,)
+    usable = os.path.isabs(runtime) and os.path.isdir(runtime)  # it is not for us to make it
+    return (os.path.join(runtime, PROGRAM), cache) if usable else (cache,)

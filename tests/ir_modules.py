@@ -6,7 +6,8 @@ from typing import Any
 import hidet
 from hidet import ops
 from hidet.ir.dtypes import float32
-from hidet.ir.primitives.func import call_primitive_func
+from hidet.ir.primitives.func import call_primitive_func, is_primitive_function, register_primitive_function
+from hidet.ir.type import FuncType
 from hidet.lang import attrs, grid
 from hidet.lang.types import f32, i32
 
@@ -88,3 +89,25 @@ def calling(name: str) -> Any:
                 x[i] = called(x[i])
 
     return module.ir_module()
+
+
+def calling_header(header: str, *folders: str) -> Any:
+    """A module that calls `own_value`, which a header defines, and writes what it returns to 16 numbers."""
+    if not is_primitive_function("own_value"):
+        register_primitive_function("own_value", FuncType([], "float32"), codegen_name="own_value")
+
+    def value() -> Any:
+        return call_primitive_func("own_value", [])
+
+    with hidet.script_module() as script_module:
+
+        @hidet.script
+        def own(x: f32[16]):
+            attrs.func_kind = "public"
+            for i in range(16):
+                x[i] = value()
+
+    module = script_module.ir_module()
+    module.include_headers.append(header)
+    module.include_dirs += folders
+    return module

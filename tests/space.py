@@ -50,7 +50,8 @@ class Space:
     def environment(self) -> dict[str, str]:
         """What the program sees of the environment."""
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        return {**kept, "HOME": str(self.base / "home"), "XDG_CACHE_HOME": str(self.cache)}
+        private = {"HOME": str(self.base / "home"), "XDG_CACHE_HOME": str(self.cache)}
+        return {**kept, **private, "HIDET_BUILD_WORKER_IDLE_TIMEOUT": "0"}
 
     def write(self, path: str, text: str) -> Path:
         """A file of the workspace with this text, its indentation taken away."""

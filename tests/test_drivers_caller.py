@@ -23,8 +23,10 @@ from hidet.lang import attrs, grid  # noqa: E402
 from hidet.lang.types import f32  # noqa: E402
 from hidet.runtime import load_compiled_module  # noqa: E402
 
+from hidet_build import jit  # noqa: E402
 from hidet_build.drivers import build_ir_module, build_ir_module_batch, build_task  # noqa: E402
 from hidet_build.errors import BuildError, ErrorGroup  # noqa: E402
+from tests.ir_modules import calling_header  # noqa: E402
 from tests.test_drivers import cache, result, scale, symbol  # noqa: E402, F401
 
 ROOT = Path(__file__).parents[1]
@@ -294,3 +296,65 @@ def test_no_child_is_left(tmp_path: Path) -> None:
     assert before == left()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def written(header: Path, value: int) -> Path:
+    """A header whose function returns this number."""
+    header.parent.mkdir(exist_ok=True)
+    header.write_text(f"#pragma once\nstatic inline float own_value() {{ return {value}.0f; }}\n")
+    return header
+
+
+def test_header_by_its_path_counts(tmp_path: Path) -> None:
+    """A header that a module names by an absolute path is an input: its edit counts, without `force` too."""
+    results = []
+    for number in range(7):  # more often than it takes until headers are precompiled
+        header = written(tmp_path / "own.h", number)
+        build_ir_module(calling_header(str(header)), str(tmp_path / str(number)), "cpu", force=number > 1)
+        results.append(result(tmp_path / str(number), "own"))
+
+    assert [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0] == results
+
+
+def test_modules_that_differ_in_given_files_only(tmp_path: Path) -> None:
+    """IRModule.build: modules of one source with other headers are two, also while the first is loaded."""
+    results, kept = [], []
+    with hidet.option.context(), jit.enabled():
+        hidet.option.cache_dir(str(tmp_path / "hidet"))
+        for value in (2, 3):
+            header = written(tmp_path / str(value) / "own.h", value)
+            kept.append(calling_header(header.name, str(header.parent)).build())
+            x = torch.ones(16)
+            kept[-1]["own"](x)
+            results.append(float(x[0]))
+
+    assert [2.0, 3.0] == results
+
+
+def test_one_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """Of a batch, the others are written all the same, and the error names the folder."""
+    (tmp_path / "1").write_text("a file")
+    folders = [str(tmp_path / str(number)) for number in range(3)]
+    with pytest.raises(BuildError) as failure:
+        build_ir_module_batch([scale(2.0), scale(3.0), scale(4.0)], folders, ".so", "cpu")
+
+    assert folders[1] in str(failure.value)
+    assert "--output_base" not in str(failure.value)
+    assert 2.0 == result(tmp_path / "0")
+    assert 4.0 == result(tmp_path / "2")
+
+
+@pytest.mark.parametrize("given", [[], "text", [3]])
+def test_what_is_no_module(tmp_path: Path, given: Any) -> None:
+    """An empty list, or something else, is an error of one line."""
+    with pytest.raises(BuildError, match=r"no module to build|expected an IRModule"):
+        build_ir_module(given, str(tmp_path / "out"), "cpu")
+
+
+def test_store_that_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a store nothing is kept, and everything is built."""
+    monkeypatch.setenv("HIDET_BUILD_DISK_CACHE", "")
+    build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
+
+    assert 2.0 == result(tmp_path / "out")
+    assert not list((tmp_path / "cache" / "hidet-build").glob("ac/*"))

@@ -19,8 +19,9 @@ ROOMS_OF_LIBRARIES = {
 }
 # And one program: what takes seconds to import is imported by the worker alone.
 HEAVY = {"hidet", "torch", "numpy"}
-LOADING = {"analysis", "graph", "selection", "loader", "package", "matrix", "ruleset", "node", "workspace"}
+LOADING = {"analysis", "graph", "selection", "loader", "package", "matrix", "ruleset", "node", "workspace", "survey"}
 RUNNING = {"engine", "performer", "local", "execution", "state", "cache.base", "cache.disk", "worker.pool"}
+RUNNING |= {"restoration", "worker.lasting"}
 
 
 def rooms() -> dict[str, ast.Module]:

@@ -160,3 +160,34 @@ def test_torch_compile(caches: Path) -> None:
     assert ("True\n", "True\n") == (first.stdout, second.stdout), first.stderr + second.stderr
     assert entries == sorted((caches / "cache" / "hidet-build" / "ac").rglob("*"))
     assert len(entries) > 3
+
+
+def test_run_jit_survives_a_look() -> None:
+    """A program that asks whether hidet is here, before it imports it, is run with our drivers all the same."""
+    program = (
+        "import importlib.util; importlib.util.find_spec('hidet'); importlib.util.find_spec('hidet')\n"
+        "import hidet.drivers; print(hidet.drivers.build_task.__module__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "hidet_build", "run-jit", "--", sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (0, "hidet_build.drivers\n") == (done.returncode, done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-sE", "-S"])
+def test_run_jit_refuses_an_isolated_python(flag: str) -> None:
+    """A Python that ignores us would compile without us; that is an error and no silence."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hidet_build", "run-jit", "--", "python3", flag, "-c", "print('ran')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert f"python3 {flag} ignores PYTHONPATH" in done.stderr

@@ -16,7 +16,7 @@ import pytest
 
 from hidet_build.errors import EnvironmentFailure, Interrupted
 from hidet_build.process import Processes, ProcessResult
-from hidet_build.worker.pool import WorkerPool
+from hidet_build.worker.pool import Lasting, WorkerPool
 
 # A kernel that says who it is, waits until it is told to go on, and leaves a process of its own behind.
 WAITING = """\
@@ -244,6 +244,20 @@ def test_without_hidet(tmp_path: Path) -> None:
 
     assert caught.value.message == f"hidet is not installed in {tmp_path}/bare/bin/python"
     assert caught.value.hint == "pip install 'hidet-build[hidet]'"
+
+
+def test_nothing_lasts_without_hidet(tmp_path: Path) -> None:
+    """A lasting worker that cannot do its work says so in the same words, and is gone."""
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    folder = tmp_path / "workers"
+    lasting = Lasting(str(tmp_path), 600, (str(folder),), lambda: "hidet")
+    pool = WorkerPool(Processes(), str(tmp_path / "bare" / "bin" / "python"), lasting)
+    with pytest.raises(EnvironmentFailure) as caught:
+        pool.run(["merge-types"], cwd=str(tmp_path), environment={}, output_path=str(tmp_path / "log"))
+    pool.close()
+
+    assert caught.value.message == f"hidet is not installed in {tmp_path}/bare/bin/python"
+    assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
 def test_hidet_that_cannot_be_imported(tmp_path: Path) -> None:

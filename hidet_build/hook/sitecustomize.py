@@ -17,26 +17,28 @@ from types import ModuleType
 
 
 class _AfterHidet(MetaPathFinder):
-    """Sees the import of hidet, steps aside, and installs our drivers when it is done."""
+    """Sees the import of hidet, and installs our drivers when it is done."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        del path, target
+        del target
         if fullname != "hidet":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("hidet")
+        # It may only be asked whether hidet is here: who asks is given what others find, and we stay until it loads.
+        others = (finder.find_spec(fullname, path) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Installing(spec.loader)
+            spec.loader = _Installing(spec.loader, self)
         return spec
 
 
 class _Installing(Loader):
     """A loader that loads as another one does and then installs."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, finder: _AfterHidet) -> None:
         self._loader = loader
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -44,6 +46,7 @@ class _Installing(Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
+        sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         importlib.import_module("hidet_build.jit").install()
 

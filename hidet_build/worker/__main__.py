@@ -1,4 +1,4 @@
-"""The worker program: `python3 -m hidet_build.worker STEP ...` does one step, `--persistent` serves many.
+"""The worker program: `python3 -m hidet_build.worker STEP ...` does one step, `--persistent`, `--lasting` many.
 
 The only file of the worker that reads the command line and exits.
 """
@@ -18,7 +18,8 @@ usage: python3 -m hidet_build.worker lower --src FILE --entry NAME --target TARG
        python3 -m hidet_build.worker lower-task --src FILE --entry NAME --target TARGET --out FOLDER --files FOLDER ...
        python3 -m hidet_build.worker codegen --target TARGET PICKLE --out FOLDER
        python3 -m hidet_build.worker merge-types SPECIFICATION --out FILE
-       python3 -m hidet_build.worker --persistent
+       python3 -m hidet_build.worker --persistent                   (a command on standard input and output)
+       python3 -m hidet_build.worker --lasting FOLDER WORKSPACE     (all that connect to the socket on standard input)
 """
 
 
@@ -26,6 +27,8 @@ def main(argv: list[str]) -> int:
     """Run the worker; `argv` is the command line without the program."""
     if argv == ["--persistent"]:
         return server.serve()
+    if argv[:1] == ["--lasting"] and len(argv) == 3:
+        return server.serve_all(*argv[1:])
     if argv in ([], ["-h"], ["--help"]):
         sys.stdout.write(USAGE)
         return StepExit.OK if argv else StepExit.USAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
+import selectors
 import signal
 import sys
 import traceback
@@ -70,8 +70,7 @@ def in_children(works: Sequence[Callable[[], str]], slots: Slots) -> list[str]:
                 number = waiting.pop()
                 pid, answers = _fork(works[number])
                 running[answers] = (number, pid)
-            ready, _, _ = select.select([*running, *([slots.free] if waiting else [])], [], [])
-            for answers in running.keys() & set(ready):
+            for answers in running.keys() & _readable([*running, *([slots.free] if waiting else [])]):
                 number, pid = running.pop(answers)
                 said[number] = _collect(pid, answers)
                 if taken:
@@ -87,6 +86,14 @@ def in_children(works: Sequence[Callable[[], str]], slots: Slots) -> list[str]:
     return said
 
 
+def _readable(descriptors: Sequence[int]) -> set[int]:
+    """Those that can be read from, once there is one. select(2) cannot do that above 1024."""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in descriptors:
+            selector.register(descriptor, selectors.EVENT_READ)
+        return {key.fd for key, _ in selector.select()}
+
+
 def in_child(work: Callable[[], str]) -> str:
     """Do one work in a child; what it returned, as `in_children` says it."""
     return _collect(*_fork(work))
@@ -95,8 +102,9 @@ def in_child(work: Callable[[], str]) -> str:
 def _fork(work: Callable[[], str]) -> tuple[int, int]:
     """Do `work` in a child; its pid and the pipe on which it says what came of it."""
     answers, ours = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed, or there is no console
+            stream.flush()
     prctl = ctypes.CDLL(None).prctl  # looked up here: after a fork another thread's lock may be held for ever
     parent = os.getpid()
     pid = os.fork()

@@ -107,6 +107,7 @@ def _lower(job: Job) -> str:
         for name, value in job.options.items():
             hidet.option.set_option(name, value)
         given: dict[str, str] = {}
+        _by_name(job.module)
         with hidet.transforms.PassContext(instruments=_instruments(job)):
             lowered = hidet_tools.lowered(job.module)
 
@@ -127,6 +128,17 @@ def _lower(job: Job) -> str:
         return ""
     except Exception:  # hidet or the module: whatever it is, the caller is told
         return traceback.format_exc()
+
+
+def _by_name(module: Any) -> None:
+    """Let a module ask for its headers by name in a folder, where it does so by a path of this machine.
+
+    What lies in a folder is an input of the compile; the path would lead past all keys.
+    """
+    for number, header in enumerate(module.include_headers):
+        if os.path.isabs(header) and not header.startswith(hidet_tools.PACKAGE + os.sep):
+            module.include_headers[number] = os.path.basename(header)
+            module.include_dirs.append(os.path.dirname(header))
 
 
 def _instruments(job: Job) -> list[Any]:
@@ -211,7 +223,7 @@ def module_folder(name: str) -> str:
 
 def load_module(folder: str) -> Any:
     """Load a built module."""
-    return load_compiled_module(folder)
+    return load_compiled_module(_loadable(folder))
 
 
 def task_folder(task: Any, kind: str) -> str:

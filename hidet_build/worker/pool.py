@@ -1,10 +1,12 @@
-"""Our side of the persistent worker: starts it when the first step comes, and hands steps to it from many threads.
+"""Our side of the persistent worker: gets one when the first step comes, and hands steps to it from many threads.
 
-Knows the protocol and processes; imports no hidet and knows no step.
+It may be a process of ours, or one that outlives us (`lasting`). Knows the protocol and processes; imports no hidet and
+knows no step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import site
@@ -14,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hidet_build.errors import EnvironmentFailure, Interrupted
 from hidet_build.process import OUTPUT_LIMIT, Processes, ProcessResult
@@ -23,19 +25,33 @@ from hidet_build.worker.protocol import COMMAND, Lines, Request, StepExit, encod
 _ATTEMPTS = 2
 _PIECE = 1 << 16
 _POLL = 0.05  # seconds between two looks at whether a step is still wanted
+_ASK = 2.0  # seconds of silence after which we ask whether a worker is there
+_CANCEL_PATIENCE = 0.5  # seconds of silence of a worker that was told to end a step
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """That the worker may outlive us, and be there before us."""
+
+    workspace: str  # it goes when this folder does
+    seconds: float  # how long it waits for the next command; with 0 it is a process of ours all the same
+    folders: tuple[str, ...]  # where it may be met, the best first
+    identity: Callable[[], str]  # what hidet is
 
 
 class WorkerPool:
     """The one worker of a build. Safe to use from several threads at once.
 
-    It is started by the first `run`, and again when it dies; a step that was running then is run once more.
+    It is started, or found, by the first `run`, and started again when it dies, then as a process of ours; a step that
+    was running then is run once more.
     """
 
-    def __init__(self, processes: Processes, python: str) -> None:
+    def __init__(self, processes: Processes, python: str, lasting: Lasting | None = None) -> None:
         """`python` is the interpreter that has hidet."""
         self._processes = processes
         self._python = python
+        self._lasting = lasting if lasting and lasting.seconds else None
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._folder = ""
@@ -129,15 +145,32 @@ class WorkerPool:
         with self._lock:
             self._raise_if_stopped(None)
             if self._server is None:
-                # Its home and working folder: nothing in them, so no configuration and no module is found there.
-                self._folder = self._folder or tempfile.mkdtemp(prefix="hidet-build-worker-")
-                log = os.path.join(self._folder, "log")
-                environment = {**self.environment(), "HOME": self._folder, "TMPDIR": self._folder}
-                home = os.path.join(self._folder, "empty")
-                os.makedirs(home, exist_ok=True)
-                process = self._processes.start([self._python, *COMMAND[1:], "--persistent"], environment, home, log)
-                self._server = _Server(self._processes, process, log)
+                self._server = _Server(self._lasting_link() or self._own_link())
             return self._server
+
+    def _lasting_link(self) -> _Link | None:
+        """A way to a lasting worker; tried once in a build."""
+        wanted, self._lasting = self._lasting, None
+        if wanted is None:
+            return None
+        from hidet_build.worker import lasting  # sockets, only for builds that have a step
+
+        worker = lasting.Wanted(wanted.workspace, self._python, self.environment(), wanted.identity())
+        connection = lasting.connect(wanted.folders, worker)
+        if connection is None:
+            return None
+        connection.send(encode({"stay": wanted.seconds}))
+        return connection
+
+    def _own_link(self) -> _Link:
+        # Its home and working folder: nothing in them, so no configuration and no module is found there.
+        self._folder = self._folder or tempfile.mkdtemp(prefix="hidet-build-worker-")
+        log = os.path.join(self._folder, "log")
+        environment = {**self.environment(), "HOME": self._folder, "TMPDIR": self._folder}
+        home = os.path.join(self._folder, "empty")
+        os.makedirs(home, exist_ok=True)
+        process = self._processes.start([self._python, *COMMAND[1:], "--persistent"], environment, home, log)
+        return _OwnLink(self._processes, process, log)
 
     def _forget(self, server: _Server) -> str:
         """Take leave of a dead worker, and say how it ended. Raises EnvironmentFailure where a new one would too."""
@@ -188,23 +221,81 @@ class _Pending:
     pid: int = 0
 
 
-class _Server:
-    """One worker process, and the thread that reads what it says."""
+class _Link(Protocol):
+    """A way to a worker."""
+
+    replies: int  # a descriptor, of whoever reads from it
+    start_patience: float  # seconds it may be silent before it is ready
+    patience: float  # and afterwards
+
+    def send(self, line: bytes) -> bool:
+        """Send a whole message; False where the worker is gone, which reading `replies` tells too."""
+
+    def hang_up(self, stuck: bool) -> None:
+        """The worker is silent: bring reading `replies` to its end. Nobody shall find one that is `stuck`."""
+
+    def end(self) -> str:
+        """End the worker, or the conversation with it, and say how it ended."""
+
+
+class _OwnLink:
+    """The pipes to a worker that is a process of ours: it ends when it must, and is not silent but at work."""
+
+    start_patience = patience = float("inf")
 
     def __init__(self, processes: Processes, process: subprocess.Popen[bytes], log: str) -> None:
         self._processes = processes
         self._process = process
         self._log = log
+        # A descriptor of the reader's own: `end` closes the pipe while it may still be reading.
+        self.replies = os.dup(process.stdout.fileno()) if process.stdout else -1
+
+    def send(self, line: bytes) -> bool:
+        stdin = self._process.stdin
+        if stdin is None:
+            return False
+        try:
+            stdin.write(line)
+            stdin.flush()
+        except (OSError, ValueError):  # it is gone, or its pipe is closed already; the reader sees it too
+            return False
+        return True
+
+    def hang_up(self, stuck: bool) -> None:
+        """Nobody loses patience with it."""
+        raise AssertionError(stuck)
+
+    def end(self) -> str:
+        """End the process, which ends its children first."""
+        code = self._processes.stop(self._process)
+        if code == StepExit.OK:
+            return "ended"
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        try:
+            with open(self._log, encoding="utf-8", errors="replace") as file:
+                lines = file.read().split("\n")
+        except OSError:
+            return ""
+        words = [line for line in lines if line.strip()]
+        return f" ({words[-1].strip()})" if words else ""
+
+
+class _Server:
+    """One worker, and the thread that reads what it says."""
+
+    def __init__(self, link: _Link) -> None:
+        self._link = link
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
         self._count = 0
+        self._heard_count = 0
         self._gone = False
         self.refusal = ""
         self.startup_seconds = 0.0
         self.startup_max_rss = 0
-        # A descriptor of the reader's own: `stop` closes the pipe while it may still be reading.
-        replies = os.dup(process.stdout.fileno()) if process.stdout else -1
-        self._reader = threading.Thread(target=self._read, args=(replies,), name="hidet-worker-reader", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="hidet-worker-reader", daemon=True)
         self._reader.start()
 
     def run(
@@ -223,50 +314,53 @@ class _Server:
             number = self._count
             pending = self._pending[number] = _Pending()
             request = Request(number, tuple(argv), cwd, environment, output_path)
-            if not self._send(request.as_message()):
+            if not self._link.send(encode(request.as_message())):
                 del self._pending[number]
                 return None
-        cancelled = False
-        while not pending.done.wait(_POLL):
-            if not cancelled and unwanted():
-                cancelled = True
-                with self._lock:
-                    self._send({"id": number, "cancel": True})
-        if cancelled:
+        if self._wait(number, pending, unwanted):
             raise Interrupted(f"{argv[0]} was stopped")
         return pending.outcome
 
+    def _wait(self, number: int, pending: _Pending, unwanted: Callable[[], bool]) -> bool:
+        """Until the step has ended, or the worker; whether it was cancelled."""
+        cancelled = False
+        # Counted in looks rather than by the clock, which goes on when we are stopped (Ctrl-Z).
+        heard, silent = self._heard_count, 0
+        while not pending.done.wait(_POLL):
+            silent = silent + 1 if heard == self._heard_count else 0
+            heard = self._heard_count
+            if not cancelled and unwanted():
+                cancelled, silent = True, 0
+                self._send({"id": number, "cancel": True})
+            self._mind(silent * _POLL, cancelled)
+        return cancelled
+
+    def _mind(self, silent: float, cancelled: bool) -> None:
+        """Ask a worker that said nothing for long whether it is there, and later take it that it is not."""
+        patience = self._link.patience if self.startup_max_rss else self._link.start_patience
+        if patience == float("inf"):
+            return
+        if silent >= patience:
+            self._link.hang_up(stuck=True)
+        elif cancelled and silent >= _CANCEL_PATIENCE:
+            self._link.hang_up(stuck=False)
+        elif silent and silent % _ASK < _POLL:
+            self._send({"ping": True})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._link.send(encode(message))
+
     def stop(self) -> str:
-        """End the process, which ends its children first, and say how it ended."""
-        code = self._processes.stop(self._process)
+        """End the worker, or our part of it, and say how it ended."""
+        end = self._link.end()
         self._reader.join()
-        if code == StepExit.OK:
-            return "ended"
-        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}{self._last_words()}"
+        return end
 
-    def _last_words(self) -> str:
-        try:
-            with open(self._log, encoding="utf-8", errors="replace") as file:
-                lines = file.read().split("\n")
-        except OSError:
-            return ""
-        words = [line for line in lines if line.strip()]
-        return f" ({words[-1].strip()})" if words else ""
-
-    def _send(self, message: Mapping[str, Any]) -> bool:
-        stdin = self._process.stdin
-        if stdin is None:
-            return False
-        try:
-            stdin.write(encode(message))
-            stdin.flush()
-        except (OSError, ValueError):  # it is gone, or its pipe is closed already; the reader sees it too
-            return False
-        return True
-
-    def _read(self, replies: int) -> None:
+    def _read(self) -> None:
         lines = Lines()
-        with open(replies, "rb", buffering=0) as source:
+        # A reset connection is an ended one.
+        with open(self._link.replies, "rb", buffering=0) as source, contextlib.suppress(OSError):
             while piece := source.read(_PIECE):
                 for message in lines.feed(piece):
                     self._heard(message)
@@ -280,12 +374,13 @@ class _Server:
             pending.done.set()
 
     def _heard(self, message: Mapping[str, Any]) -> None:
+        self._heard_count += 1
         event = message["event"]
         if event == "ready":
             self.startup_seconds, self.startup_max_rss = message["seconds"], message["max_rss"]
         elif event == "refused":
             self.refusal = message["message"]
-        else:
+        elif event in ("started", "finished"):
             with self._lock:
                 pending = self._pending[message["id"]]
                 if event == "started":

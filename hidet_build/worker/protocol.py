@@ -2,7 +2,12 @@
 
     us -> worker    {"id": 1, "argv": ["lower", ...], "cwd": ..., "environment": {...}, "output": FILE}
                     {"id": 1, "cancel": true}
+                    {"ping": true}                                                 are you there?
+                    {"stay": 600}         to a lasting worker: how many seconds to wait for the next command
+                    {"shutdown": true}    to a lasting worker: take in nobody else, and end when you are alone
     worker -> us    {"event": "ready", "seconds": 2.0, "max_rss": 280000000}       hidet is imported
+                    {"event": "pong"}
+                    {"event": "ending", "others": 1}       told to shut down: for so many others it goes on
                     {"event": "refused", "message": ...}                           it cannot be; the worker exits with 4
                     {"event": "started", "id": 1, "pid": 4242}
                     {"event": "finished", "id": 1, "exit_code": 0, "seconds": 0.1, "cpu_seconds": 0.1,
@@ -23,6 +28,8 @@ from typing import Any
 # How an action that a worker can serve begins; what follows is the step with its arguments.
 COMMAND = ("python3", "-m", "hidet_build.worker")
 FAILURE_MARK = "hidet-build-failure: "
+# In the folder of a lasting worker and beside it: where it listens, what it said, and what is held to start or end one.
+SOCKET, LOG, LOCK = "socket", "log", "lock"
 
 
 class StepExit(IntEnum):
