@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hidet_build import plan as plans
@@ -31,9 +31,10 @@ from hidet_build.precompiled import PRECOMPILED, PrecompiledHeaders
 from hidet_build.process import Processes
 from hidet_build.progress import Outcome, Reporter, Summary
 from hidet_build.request import Request
+from hidet_build.restoration import put_back
 from hidet_build.state import State
 from hidet_build.toolchain.registry import Toolchains
-from hidet_build.worker.pool import WorkerPool
+from hidet_build.worker.pool import Lasting, WorkerPool
 
 # Files that a build puts into its output folder: keep git away from it, and backups.
 MARKERS = {
@@ -41,6 +42,9 @@ MARKERS = {
     "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# Made by hidet-build; see https://bford.info/cachedir/\n",
 }
 _SHOWN = 3  # requests of more targets than this do not list what was made
+
+# What decides which tools are found, and so what was planned with them.
+_TOOL_VARIABLES = ("PATH", "CXX", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH")
 
 
 def build(
@@ -56,12 +60,19 @@ def build(
     toolchains = find_toolchains(request.user_cache, environment, processes, layout)
     identity = (
         *(request.patterns, request.package, request.root, request.output_base),
-        *(request.platform, request.symlink_prefix, sys.version, *map(environment.get, ("PATH", "CXX", "PYTHONPATH"))),
+        *(request.platform, request.symlink_prefix, sys.version, *map(environment.get, _TOOL_VARIABLES)),
     )
     finished: Mapping[str, Outcome] = {}
-    with shared(layout.lock), contextlib.closing(WorkerPool(processes, sys.executable)) as workers:
+    lasting = Lasting(
+        *(request.root, request.worker_idle_timeout, request.worker_folders),
+        identity=lambda: toolchains.get("hidet").identity,
+    )
+    with shared(layout.lock), contextlib.closing(WorkerPool(processes, sys.executable, lasting)) as workers:
         _prepare_folders(request, layout)  # once more: we may have waited for a `clean`
-        plan = plans.recall(layout.state, identity)
+        put = _put_back(request, options, layout, reporter, started)
+        if put is not None:
+            return put, ExitCode.SUCCESS
+        plan = _recall(request, options, layout, identity)
         carry_out = functools.partial(
             _carry_out, identity, request, options, layout, processes, workers, reporter, started
         )
@@ -78,8 +89,39 @@ def build(
             return carry_out(plan, toolchains, finished)
     for error in plan.errors:
         reporter.error(error)
-    summary = Summary({}, time.monotonic() - started, len(plan.wanted), only_analyzed=True)
+    summary = Summary({}, time.monotonic() - started, plan.targets, only_analyzed=True)
     return summary, _exit_code(plan.errors)
+
+
+def _put_back(request: Request, options: Options, layout: Layout, reporter: Reporter, started: float) -> Summary | None:
+    """Restore outputs, where they alone differ; None where that is not all there is to do."""
+    changes = request.changes
+    if changes is None or changes.sources or request.nobuild:
+        return None
+    if options.nocache or options.require_cached or options.check_up_to_date or options.explain:
+        return None
+    state, cache = State(layout.state, request.root), DiskCache(_store(request, layout), Placer())
+    if not put_back(changes.outputs, changes.snapshot["outputs"], request.output_base, state, cache):
+        return None
+    for line in changes.snapshot["lines"]:
+        reporter.message(line)
+    count = len(changes.outputs)
+    counts = {Outcome.CACHED: count, Outcome.UP_TO_DATE: changes.snapshot["actions"] - count}
+    shown = {outcome: number for outcome, number in counts.items() if number}
+    return Summary(shown, time.monotonic() - started, changes.snapshot["targets"])
+
+
+def _store(request: Request, layout: Layout) -> str:
+    return request.disk_cache or os.path.join(layout.state, "cache")
+
+
+def _recall(request: Request, options: Options, layout: Layout, identity: tuple[object, ...]) -> Plan | None:
+    """The saved plan of the request, or the part of it that is not known to be up to date."""
+    if request.changes is not None and not request.nobuild and not options.nocache:
+        part = plans.recall_part(layout.state, identity, request.changes)
+        if part is not None:
+            return part
+    return plans.recall(layout.state, identity)
 
 
 def _carry_out(
@@ -107,20 +149,24 @@ def _carry_out(
     state = State(layout.state, request.root)
     engine = _engine(request, options, layout, state, toolchains, processes, workers, reporter)
     with processes.watching():
-        result = engine.build(plan.steps, (file for target in plan.wanted for file in target.files), finished)
+        wanted = (file for target in plan.wanted for file in target.files)
+        result = engine.build(plan.steps, wanted, finished, plan.part.settled if plan.part else None)
     if plan.renewed is not None:
         plan = replace(plan, evidence=plan.renewed(), renewed=None)
-    if not plan.errors:
-        plans.save(layout.state, identity, plan, engine.expansions())
+        if not plan.errors:
+            plan = replace(plan, stamp=plans.save(layout.state, identity, plan, engine.expansions()))
     if not options.check_up_to_date:
         _link(request, layout, plan)
-    summary = _summary(result, engine, plan, started, options)
+    summary = _summary(result, engine, plan, started, options, request)
     if summary.succeeded and not result.not_up_to_date:
-        lines = tuple(_described(request, layout, plan))
+        # What is said of a part is what was said of all.
+        lines = (
+            request.changes.snapshot["lines"] if plan.part and request.changes else _described(request, layout, plan)
+        )
         for line in lines:
             reporter.message(line)
         if request.arguments and not plan.errors and not options.nocache and not options.explain:
-            _save_snapshot(request, lines, plan, toolchains, state, engine)
+            _save_snapshot(request, lines, plan, toolchains, state, engine, summary)
     for action, reason in result.not_up_to_date:
         reporter.message(f"not up to date: {action.owner} ({action.mnemonic}): {reason}")
     code = _exit_code([*plan.errors, *(failure.error for failure in result.failures)])
@@ -177,7 +223,7 @@ def _engine(
     workers: WorkerPool,
     reporter: Reporter,
 ) -> Engine:
-    store = request.disk_cache or os.path.join(layout.state, "cache")
+    store = _store(request, layout)
 
     def advise(action: Action, output: bytes) -> str | None:
         from hidet_build.declaration import advise  # loads packages, only after a failure
@@ -260,21 +306,24 @@ def _link(request: Request, layout: Layout, plan: Plan) -> None:
         os.replace(temporary, link)
 
 
-def _summary(result: Result, engine: Engine, plan: Plan, started: float, options: Options) -> Summary:
+def _summary(result: Result, engine: Engine, plan: Plan, started: float, options: Options, request: Request) -> Summary:
+    if plan.part and request.changes:  # the actions that were left out
+        result.counts[Outcome.UP_TO_DATE] += request.changes.snapshot["actions"] - result.actions
     failed = tuple(str(target.label) for target in plan.wanted if not all(engine.made(file) for file in target.files))
     counts = {outcome: count for outcome, count in result.counts.items() if count}
     return Summary(
         counts,
         time.monotonic() - started,
-        len(plan.wanted),
+        plan.targets,
         failed,
         result.interrupted,
         only_checked=options.check_up_to_date,
     )
 
 
-def _described(request: Request, layout: Layout, plan: Plan) -> Iterator[str]:
+def _described(request: Request, layout: Layout, plan: Plan) -> list[str]:
     """Where the outputs are and how to load them, for requests of a few targets."""
+    found = []
     for target in plan.wanted if len(plan.wanted) <= _SHOWN else ():
         made = [file for file in target.files if not file.is_source]
         if not made:
@@ -284,7 +333,8 @@ def _described(request: Request, layout: Layout, plan: Plan) -> Iterator[str]:
             folder = _shown(request, layout, target.folder)
             note = target.note or 'load it: hidet.runtime.load_compiled_module("{folder}")'
             lines.append(f"  {note.replace('{folder}', folder)}")
-        yield "\n".join(lines)
+        found.append("\n".join(lines))
+    return found
 
 
 def _shown(request: Request, layout: Layout, artifact: Artifact) -> str:
@@ -298,25 +348,65 @@ def _shown(request: Request, layout: Layout, artifact: Artifact) -> str:
 
 
 def _save_snapshot(
-    request: Request, lines: Sequence[str], plan: Plan, toolchains: Toolchains, state: State, engine: Engine
+    request: Request,
+    lines: Sequence[str],
+    plan: Plan,
+    toolchains: Toolchains,
+    state: State,
+    engine: Engine,
+    summary: Summary,
 ) -> None:
     """Keep what this answer rests on, for `quick`."""
+    if plan.part and request.changes:
+        snapshot = request.changes.snapshot
+        _forget(snapshot, request.changes, engine)
+    else:
+        snapshot = _new_snapshot(request, lines, plan, toolchains, summary)
+    for path, (seen, found, executable) in state.sources().items():
+        snapshot["sources"][path] = (seen or plans.YOUNG, found.hash, 0o100 if executable else 0)
+    for name, (found, executable) in engine.contents().items():
+        snapshot["outputs"][name[1:]] = (found.size, seal_time_ns(found.hash), 0o100 if executable else 0)
+    made = (os.path.join(request.output_base, name[1:]) for name in engine.folders())
+    snapshot["made"] = list(dict.fromkeys([*snapshot["made"], *made]))
+    identity = quick.identity(request.arguments, request.root)
+    quick.save(quick.place(request.output_base, identity), snapshot)
+
+
+def _forget(snapshot: quick.Snapshot, changes: quick.Changes, engine: Engine) -> None:
+    """Take out of a snapshot the outputs that are made anew: an output folder may hold other files now."""
+    folders = tuple(f"{name[1:]}/" for name in engine.folders())
+    gone = set(changes.outputs)
+    if folders:
+        gone.update(path for path in snapshot["outputs"] if path.startswith(folders))
+    for path in gone:
+        del snapshot["outputs"][path]
+
+
+def _new_snapshot(
+    request: Request, lines: Sequence[str], plan: Plan, toolchains: Toolchains, summary: Summary
+) -> quick.Snapshot:
+    """What an answer rests on but for sources and outputs."""
     files = dict(plan.evidence.files)
-    for path, (seen, _) in state.sources().items():
-        files[os.path.join(request.root, path)] = seen or plans.YOUNG
-    programs: list[tuple[str, str]] = []
+    programs: dict[str, str] = {}
     for toolchain in toolchains.found():
         files.update(toolchain.parts)
-        programs += [(os.path.basename(path), path) for path in toolchain.looked_up]
-    outputs = [
-        (name[1:], found.size, seal_time_ns(found.hash), 0o100 if executable else 0)
-        for name, (found, executable) in engine.contents().items()
-    ]
-    folders = [(path, list(names)) for path, names in plan.evidence.folders]
+        programs.update((os.path.basename(path), path) for path in toolchain.looked_up)
+    folders = {}
+    for path, names in plan.evidence.folders:
+        folders[path] = (list(names), quick.mark_of_folder(path, list(names)))
     link = link_path(request.root, request.symlink_prefix)
-    links = [(link, os.readlink(link))] if os.path.islink(link) else []  # the lines name paths through it
-    identity = quick.identity(request.arguments, request.root)
-    head = (identity, tuple(lines), len(plan.wanted), plan.evidence.machine)
-    made = [os.path.join(request.output_base, name[1:]) for name in engine.folders()]
-    snapshot = (*head, programs, list(files.items()), folders, outputs, made, links)
-    quick.save(quick.place(request.output_base, identity), snapshot)
+    return {
+        "request": quick.identity(request.arguments, request.root),
+        "lines": list(lines),
+        "targets": plan.targets,
+        "actions": sum(summary.counts.values()),
+        "plan": plan.stamp,
+        "machine": plan.evidence.machine,
+        "programs": programs,
+        "files": files,
+        "folders": folders,
+        "sources": {},
+        "outputs": {},
+        "made": [],
+        "links": {link: os.readlink(link)} if os.path.islink(link) else {},  # the lines name paths through it
+    }

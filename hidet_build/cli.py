@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
@@ -25,10 +24,8 @@ from hidet_build.errors import (
     did_you_mean,
     error_list,
 )
-from hidet_build.execution import link_path
-from hidet_build.performer import Options
 from hidet_build.process import Processes
-from hidet_build.progress import choose_reporter
+from hidet_build.quick import Changes
 from hidet_build.settings import (
     PROGRAM,
     REQUIRE_CACHED,
@@ -37,6 +34,8 @@ from hidet_build.settings import (
     output_base,
     require_cached,
     user_cache,
+    worker_folders,
+    worker_idle_timeout,
 )
 
 # Errors of the machine and not of ours, wherever they come from.
@@ -48,6 +47,7 @@ VERBS = {
     "clean": "delete what was built in this workspace",
     "cache": "export and import the store of results, or show what is in it",
     "run-jit": "run a program whose hidet compiles through our cache: run-jit -- python model.py",
+    "shutdown": "end the worker that waits for the next build of this workspace",
     "info": "show folders, versions and tools",
     "version": "print the version",
     "help": "explain a verb, or a rule",
@@ -76,15 +76,15 @@ DIR can itself be used as --disk_cache. A build with --require_cached shows that
 _REFUSALS = 20  # of files that are refused, that many are named
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run one command line; returns its exit code."""
+def main(argv: Sequence[str], changes: Changes | None = None) -> int:
+    """Run one command line; returns its exit code. `changes` is what is known to have changed since the last time."""
     for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show is no reason to fail
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     processes = Processes()
     try:
         with _interruptible(processes):
-            return _run(argv, processes)
+            return _run(argv, processes, changes)
     except BuildError as error:
         _tell(error)
         return error.exit_code
@@ -99,6 +99,8 @@ def main(argv: Sequence[str]) -> int:
             _say(f"{error.strerror}: {error.filename or 'where the answer goes'}")
             _drop_answers()
             return ExitCode.ENVIRONMENT
+        import traceback  # only here, and 5 ms
+
         traceback.print_exc()
         _say("this is a bug in hidet-build: please report it with the text above")
         return ExitCode.INTERNAL
@@ -151,7 +153,7 @@ def _interruptible(processes: Processes) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run(argv: Sequence[str], processes: Processes) -> int:
+def _run(argv: Sequence[str], processes: Processes, changes: Changes | None) -> int:
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         raise EnvironmentFailure(f"{PROGRAM} runs on Linux x86-64; this is {os.uname().sysname} {os.uname().machine}")
     verb, rest = _verb(argv)
@@ -160,6 +162,7 @@ def _run(argv: Sequence[str], processes: Processes) -> int:
         return ExitCode.USAGE
     options = _parser(verb).parse_intermixed_args(_plain(rest))
     options.words = [word.replace(_ESCAPE, "-", 1) for word in getattr(options, "words", [])]
+    options.changes = changes
     run = _RUN[verb]
     return run(options, argv, processes)
 
@@ -288,6 +291,12 @@ def _build_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lock_timeout", metavar="SECONDS", type=_seconds, help="how long to wait for another build's action"
     )
+    parser.add_argument(
+        "--worker_idle_timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="how long the worker that has imported hidet waits for the next build (default: 600; in CI 0: not at all)",
+    )
     _require_cached(parser)
     _platforms(parser)
     parser.add_argument("--curses", choices=["yes", "no", "auto"], default="auto", help="live progress")
@@ -335,7 +344,10 @@ def _jobs(text: str) -> int:
 
 
 def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processes) -> int:
+    # What runs actions is imported by the verbs that run some: a query, or help, is answered in half the time.
     from hidet_build.build import build
+    from hidet_build.performer import Options
+    from hidet_build.progress import choose_reporter
     from hidet_build.request import Request
 
     root, package = _workspace()
@@ -357,7 +369,10 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
         lock_timeout=options.lock_timeout,
         block_for_lock=options.block_for_lock,
         nobuild=not options.build,
+        worker_idle_timeout=worker_idle_timeout(options.worker_idle_timeout, os.environ),
+        worker_folders=worker_folders(os.environ),
         arguments=tuple(argv),
+        changes=options.changes,
     )
     running = Options(
         jobs=options.jobs or default_jobs(os.environ),
@@ -413,6 +428,7 @@ def _query(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
 def _clean(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     from hidet_build.build import MARKERS
     from hidet_build.clean import clean
+    from hidet_build.execution import link_path
 
     root = _workspace()[0]
     clean(output_base(options.output_base, os.environ, root), link_path(root, options.symlink_prefix), MARKERS)
@@ -497,8 +513,24 @@ def _inform(text: str, severity: str = "INFO") -> None:
     print(f"{severity}: {text}", file=sys.stderr)
 
 
+def _shutdown(_: argparse.Namespace, __: Sequence[str], ___: Processes) -> int:
+    from hidet_build.worker.lasting import shut_down
+
+    ended, ending = shut_down(worker_folders(os.environ), _workspace()[0])
+    if ending:
+        _inform(f"{_workers(ending)} will end with the build that uses it")
+    if ended or not ending:
+        _inform(f"{_workers(ended)} ended" if ended else "no worker is waiting")
+    return ExitCode.SUCCESS
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
+
+
 def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -> int:
     from hidet_build.build import describe_tool
+    from hidet_build.execution import link_path
 
     root, package = _workspace()
     base = output_base(options.output_base, os.environ, root)
@@ -526,6 +558,7 @@ def _info(options: argparse.Namespace, _: Sequence[str], processes: Processes) -
 
 def _run_jit(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
     """Become the program; its exit code is ours."""
+    _refuse_isolated(options.words)
     hook = os.path.join(os.path.dirname(os.path.abspath(hidet_build.__file__)), "hook")
     folders = [hook, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": ":".join(folders)}
@@ -535,6 +568,17 @@ def _run_jit(options: argparse.Namespace, _: Sequence[str], __: Processes) -> in
         os.execvpe(options.words[0], options.words, environment)
     except OSError as error:
         raise UsageError(f"cannot run {options.words[0]!r}: {error.strerror}") from None
+
+
+def _refuse_isolated(words: Sequence[str]) -> None:
+    """Refuse a Python that is told to ignore how we reach it: it would compile without us, and nobody would know."""
+    if not os.path.basename(words[0]).startswith("python"):
+        return
+    for word in words[1:]:
+        if not word.startswith("-") or word in ("-c", "-m", "-"):
+            return
+        if not word.startswith("--") and set(word[1:]) & set("IES"):
+            raise UsageError(f"{words[0]} {word} ignores PYTHONPATH, through which run-jit reaches the program")
 
 
 def _version(_: argparse.Namespace, __: Sequence[str], ___: Processes) -> int:
@@ -572,6 +616,7 @@ _RUN = {
     "query": _query,
     "clean": _clean,
     "cache": _cache,
+    "shutdown": _shutdown,
     "info": _info,
     "version": _version,
     "help": _help,

@@ -6,29 +6,25 @@ Imported only where no saved plan will do: it brings yaml and networkx.
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from hidet_build import quick
 from hidet_build.action import Action
 from hidet_build.advice import Adviser
 from hidet_build.analysis import Analysis, analyze
 from hidet_build.errors import AnalysisError, BuildError, Location, UsageError, error_list
-from hidet_build.files import mark
 from hidet_build.graph import TargetGraph, action_graph, load, once
 from hidet_build.label import Label, parse_pattern
 from hidet_build.loader import Loader
-from hidet_build.plan import YOUNG, Evidence, Plan, Wanted, listing
+from hidet_build.plan import YOUNG, Evidence, Plan, Wanted
 from hidet_build.platform import Platform, parse_target
 from hidet_build.request import Request
 from hidet_build.ruleset import built_in_folder
 from hidet_build.selection import Selection, select
+from hidet_build.survey import evidence
 from hidet_build.toolchain.registry import Toolchains
 from hidet_build.workspace import Workspace
-
-_TICK_NS = 100_000_000  # the clock of a file system may be that much behind ours
 
 
 def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
@@ -61,9 +57,9 @@ def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
     for label in selection.labels:
         info = analysis.default(label)
         wanted.append(Wanted(label, info.files, info.folder, info.note))
-    evidence = functools.partial(_evidence, loader, workspace, toolchains, began)
+    renewed = functools.partial(_evidence, loader, workspace, toolchains, began)
     errors = tuple(selection.errors)
-    return Plan(platform, tuple(wanted), steps, evidence(), selection.skipped, errors, evidence)
+    return Plan(platform, tuple(wanted), steps, renewed(), selection.skipped, errors, renewed)
 
 
 def _resolve(toolchains: Toolchains, text: str, location: Location | None) -> Platform:
@@ -95,28 +91,12 @@ def advise(request: Request, action: Action, output: bytes) -> str | None:
 
 
 def _evidence(loader: Loader, workspace: Workspace, toolchains: Toolchains, began: int) -> Evidence:
-    """What was read since `began`; what changed since then is noted so that it never holds."""
-    read = {workspace.absolute(path) for path in (*loader.files(), *workspace.looked_into())}
-    marks = {path: mark(path) for path in sorted({*read, *_own_sources()})}
-    young = {path for path, seen in marks.items() if seen and max(seen[:2]) > began - _TICK_NS}
-    folders = tuple((workspace.absolute(folder), listing(workspace.absolute(folder))) for folder in workspace.listed())
-    # Listed again after that: what is there now and was not when we looked, or the other way round, is no evidence.
-    again = Workspace(workspace.root, workspace.output_base, workspace.symlink_prefix)
-    if any(workspace.listing(folder) != again.listing(folder) for folder in workspace.listed()):
-        young.update(marks)
+    """What was read since `began`, and what the toolchains decided."""
+    files, folders = evidence(loader, workspace, began)
     if toolchains.asked_for_device:  # nothing on disk says which GPU is here
-        young.update(marks)
-    files = {path: YOUNG if path in young else seen for path, seen in marks.items()}
+        files = dict.fromkeys(files, YOUNG)
     machine = ""
     if toolchains.asked_for_cpu:  # then the compiler decided what the CPU is called
         machine = quick.machine()
         files.update(part for toolchain in toolchains.found() for part in toolchain.parts)
-    return Evidence(tuple(files.items()), folders, machine)
-
-
-def _own_sources() -> Iterator[str]:
-    """Our own files: another version of this program plans anew."""
-    for top in (os.path.dirname(os.path.abspath(__file__)), built_in_folder()):
-        for folder, _, names in os.walk(top):
-            yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))
-    yield sys.executable
+    return Evidence(tuple(files.items()), tuple(folders.items()), machine)

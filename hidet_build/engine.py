@@ -22,7 +22,7 @@ from hidet_build.digest import Digest, of_text
 from hidet_build.errors import ActionFailed, AnalysisError, BuildError, Interrupted, NotCached
 from hidet_build.execution import Layout
 from hidet_build.performer import Done, Notice, Options, Performer, Work, target_of, targets_of
-from hidet_build.plan import PlanStale, content_digest
+from hidet_build.plan import PlanStale, content_digest, inputs_of, outputs_of
 from hidet_build.progress import Outcome, Reporter
 from hidet_build.state import Record, State
 from hidet_build.toolchain.base import Toolchain
@@ -44,6 +44,7 @@ class Result:
     failures: list[Failure] = field(default_factory=list)
     not_up_to_date: list[tuple[Action, str]] = field(default_factory=list)
     interrupted: bool = False
+    actions: int = 0  # that were looked at
 
 
 class _Phase(Enum):
@@ -106,7 +107,7 @@ class Engine:
         self._performer = performer(self._posted.put)
         self._expansions: dict[str, tuple[str, tuple[Step, ...]]] = {}
         self._asked: set[str] = set()  # what the user wants, by artifact id
-        self._stopping = self._stale = False
+        self._stopping = self._stale = self._is_part = False
         self._earlier: Mapping[str, Outcome] = {}
         self._finished: dict[str, Outcome] = {}
         self._result = Result()
@@ -114,9 +115,15 @@ class Engine:
     # ---- the story, on the loop thread
 
     def build(
-        self, steps: Iterable[Step], wanted: Iterable[Artifact], earlier: Mapping[str, Outcome] | None = None
+        self,
+        steps: Iterable[Step],
+        wanted: Iterable[Artifact],
+        earlier: Mapping[str, Outcome] | None = None,
+        settled: Iterable[Action] | None = None,
     ) -> Result:
         """Make `wanted` and whatever it needs; steps nobody needs are left alone.
+
+        Where the steps are a part of a plan, `settled` are those beside it, which are up to date.
 
         Never raises for a failing action: the result lists failures in the order they happened. Raises PlanStale when
         the steps came from a saved plan that no longer fits; what was running then is finished and recorded. Then
@@ -125,6 +132,9 @@ class Engine:
         self._earlier = earlier or {}
         for step in steps:
             self._know(step)
+        self._is_part = settled is not None
+        for action in settled or ():
+            self._settle(action)
         requested = list(wanted)
         self._asked = {artifact.id for artifact in requested}
         try:
@@ -196,13 +206,22 @@ class Engine:
     def _know(self, step: Step, promised_by: _Node | None = None) -> None:
         """Make a declared step findable by its outputs; a continuation gives way to the steps it declared."""
         node = _Node(step)
-        for artifact in _outputs(step):
+        for artifact in outputs_of(step):
             other = self._makers.get(artifact.id)
             if other is not None and other is not promised_by and other is not node:
                 raise AnalysisError(
                     f"{other.step.owner} and {step.owner} both make {artifact.path}", location=step.location
                 )
             self._makers[artifact.id] = node
+
+    def _settle(self, action: Action) -> None:
+        """Believe that an action is up to date, if its outputs are those it left; who says so knows its inputs."""
+        record = self._state.record(action.id)
+        if record is None or not self._intact(action, record):
+            return  # perhaps nobody needs it
+        self._know(action)
+        self._hold(action, _restored(record))
+        self._set(self._makers[action.id], _Phase.DONE)
 
     def _maker(self, artifact: Artifact) -> _Node | None:
         """Who makes an artifact: the step with that output, or the one with a folder around it."""
@@ -223,6 +242,8 @@ class Engine:
             artifact, user = waiting.pop()
             maker = self._maker(artifact)
             if maker is None:
+                if artifact.platform and self._is_part:
+                    raise PlanStale
                 if artifact.platform:
                     owner = user.step.owner if user else "the request"
                     raise AnalysisError(f"{owner}: nothing makes {artifact.path}")
@@ -233,12 +254,13 @@ class Engine:
             if maker.phase is _Phase.KNOWN:
                 self._set(maker, _Phase.WAITING)
                 selected.append(maker)
-                waiting += [(one, maker) for one in _inputs(maker.step)]
+                waiting += [(one, maker) for one in inputs_of(maker.step)]
             elif maker.phase in (_Phase.FAILED, _Phase.SKIPPED) and user is not None:
                 self._skip(user)
         for node in (*reversed(selected), *waiters):  # the deepest were selected last: start with them
             self._ready_if_met(node)
         added = [node.step for node in selected if isinstance(node.step, Action)]
+        self._result.actions += len(added)
         self._reporter.actions_added(sum(step.id not in self._earlier for step in added))
 
     def _ready_if_met(self, node: _Node) -> None:
@@ -261,7 +283,8 @@ class Engine:
             work = self._prepare(node.step)
             earlier = self._earlier.get(work.action.id)
             record = None if self._options.nocache and not earlier else self._state.record(work.action.id)
-            if record is not None and record.signature == work.signature and self._intact(work.action, record):
+            same = record is not None and record.signature == work.signature
+            if record is not None and same and self._intact(work.action, record):
                 self._succeed(node, work.action, _restored(record), earlier or Outcome.UP_TO_DATE)
             elif self._options.check_up_to_date:
                 self._result.not_up_to_date.append((work.action, self._reason(work, record)))
@@ -271,7 +294,10 @@ class Engine:
             else:
                 if self._options.explain:
                     self._reporter.explained(work.action, self._reason(work, record))
-                self._hand_over(node, work)
+                if record is not None and same and self._performer.restore(work.action, _restored(record)):
+                    self._succeed(node, work.action, _restored(record), Outcome.CACHED)
+                else:
+                    self._hand_over(node, work)
         except BuildError as error:
             self._fail(node, error)
         except PlanStale:
@@ -417,13 +443,17 @@ class Engine:
         hint = "build again when the file is at rest; a command that writes to it must copy it first"
         self._fail(node, ActionFailed(message, location=action.location, hint=hint))
 
-    def _succeed(self, node: _Node, action: Action, result: ActionResult, outcome: Outcome) -> None:
+    def _hold(self, action: Action, result: ActionResult) -> None:
+        """Know what the outputs of an action are."""
         targets = {where: artifact.id for where, artifact in action.outputs}
         for file in result.files:
             self._contents[target_of(targets, file.path)] = (file.digest, file.executable)
         for name in result.directories:
             inside = tuple(file.path[len(name) + 1 :] for file in result.files if file.path.startswith(name + "/"))
             self._folders[targets[name]] = inside
+
+    def _succeed(self, node: _Node, action: Action, result: ActionResult, outcome: Outcome) -> None:
+        self._hold(action, result)
         self._result.counts[outcome] += 1
         if action.id not in self._earlier:
             self._reporter.finished(action, outcome, result)
@@ -478,16 +508,6 @@ class Engine:
     def _serve(self) -> None:
         while (work := self._jobs.get()) is not None:
             self._posted.put(self._performer.perform(work))
-
-
-def _inputs(step: Step) -> list[Artifact]:
-    if isinstance(step, Action):
-        return [content for _, content in step.inputs if isinstance(content, Artifact)]
-    return list(step.inputs)
-
-
-def _outputs(step: Step) -> list[Artifact]:
-    return [artifact for _, artifact in step.outputs] if isinstance(step, Action) else list(step.outputs)
 
 
 def _record(signature: str, key: str, result: ActionResult) -> Record:

@@ -9,6 +9,7 @@ it was linked from are checked alike, and why an edited output can never be take
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -205,15 +206,22 @@ class Placer:
     def __init__(self) -> None:
         self._methods: dict[tuple[int, int], Placed] = {}
 
-    def place(self, blob_path: str, target_path: str, digest: Digest, executable: bool) -> Placed:
+    def place(
+        self,
+        blob_path: str,
+        target_path: str,
+        digest: Digest,
+        executable: bool,
+        blob: os.stat_result | None = None,
+    ) -> Placed:
         """Make `target_path` a sealed file with the blob's content, at once or not at all.
 
         The caller knows the blob to be intact. What stood at the target is replaced: a file, a link (never followed),
         a folder with all it holds; so is a file where a parent folder must be (see `make_folder`). Hard links share
-        one mode, so a blob whose executable bit is not the wanted one is copied. OSError when it cannot be done,
-        FileNotFoundError when the blob is gone.
+        one mode, so a blob whose executable bit is not the wanted one is copied. `blob` is what `stat` just said of
+        it, if the caller has asked. OSError when it cannot be done, FileNotFoundError when the blob is gone.
         """
-        blob = os.stat(blob_path)
+        blob = blob or os.stat(blob_path)
         pair = (blob.st_dev, _device(os.path.dirname(target_path) or "."))
         method = self._methods.get(pair, Placed.REFLINK)
         if method is Placed.REFLINK:
@@ -244,7 +252,11 @@ def _device(folder: str) -> int:
         status = os.stat(folder)
         if stat.S_ISDIR(status.st_mode):
             return status.st_dev
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):  # more than this one is missing, or something is in the way
+            os.mkdir(folder)
+            return os.stat(folder).st_dev
+    except NotADirectoryError:
         pass
     make_folder(folder)
     return os.stat(folder).st_dev

@@ -1,19 +1,25 @@
-"""The `query` verb: loads what an expression names and evaluates it. Needs no compiler, no hidet, no platform."""
+"""The `query` verb: evaluates an expression on what it names. Needs no compiler, no hidet, no platform.
+
+What the packages declare is kept, so that the next query about the same words loads none while nothing has changed:
+
+    <output_base>/.state/queries.v1/<CRC of the words>     a marshalled dictionary: request, files, folders, rows,
+                                                           attributes; see `_save`
+"""
 
 from __future__ import annotations
 
+import marshal
 import os
-from collections.abc import Iterable
-from difflib import get_close_matches
+import sys
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
 
-from hidet_build.errors import BuildError, Location, QueryError, error_list
-from hidet_build.graph import TargetGraph, load, once
-from hidet_build.label import Label, parse_pattern
-from hidet_build.loader import Loader
-from hidet_build.package import Select, Target
-from hidet_build.query import SOURCE_FILE, Node, NodeTable, Word, evaluate, parse, render, words
-from hidet_build.rule import Reference
-from hidet_build.workspace import Workspace
+from hidet_build import quick
+from hidet_build.errors import BuildError
+from hidet_build.query import NodeTable, Word, evaluate, file_paths, parse, render, words
+
+_UNREADABLE = (OSError, ValueError, EOFError, TypeError, LookupError)
 
 
 def inquire(
@@ -24,134 +30,53 @@ def inquire(
     Raises QueryError for the expression, LoadError for what it names.
     """
     expression = parse(text)
-    workspace = Workspace(root, output_base, symlink_prefix)
-    loader = Loader(workspace)
+    named = tuple(words(expression))
+    request = (root, package, output_base, symlink_prefix, sys.version, _meant(named, root, package))
+    place = f"{output_base}/.state/queries.v1/{crc32(repr(request).encode()):08x}"
     errors: list[BuildError] = []
-    roots: dict[Label, None] = {}
-    files: list[Label] = []
-    for word in words(expression):
-        file = _file(word.text, package, workspace)
-        if file is not None:
-            files.append(file)
-        for name in _packages(word, package, workspace) if file is None else [file.package]:
-            try:
-                roots.update(dict.fromkeys(target.label for target in loader.package(name, None).targets.values()))
-            except BuildError as error:
-                if not keep_going:
-                    raise _no_such_file(word, package, workspace) or _at(word, error) from None
-                errors.append(error)
-    graph = _load(roots, loader, workspace, errors if keep_going else None)
-    table = NodeTable(_nodes(graph, files), package)
-    return render(evaluate(expression, table), table, output), once(errors)
+    table = _recall(place, request, package)
+    if table is None:
+        # yaml and networkx, only where packages must be loaded
+        from hidet_build.survey import Survey
+        from hidet_build.workspace import Workspace
+
+        survey = Survey(Workspace(root, output_base, symlink_prefix), package)
+        nodes, errors = survey.nodes(named, keep_going)
+        table = NodeTable(nodes, package)
+        if not errors and os.path.isdir(f"{output_base}/.state"):  # a query alone makes no folders
+            _save(place, request, table, *survey.evidence())
+    return render(evaluate(expression, table), table, output), errors
 
 
-def _file(text: str, package: str, workspace: Workspace) -> Label | None:
-    """The source file that a word names by its path, from the package or from the root, or by its label."""
-    paths = [f"{package}/{text}".lstrip("/"), text]
-    if ":" in text:
-        where, _, name = text.partition(":")
-        paths = [f"{where.removeprefix('//') if where else package}/{name}".lstrip("/")]
-    for path in paths:
-        owner = workspace.owner(path)
-        if owner is not None and os.path.isfile(workspace.absolute(path)) and not workspace.excluded(path):
-            return Label(owner, path.removeprefix(f"{owner}/"))
-    return None
-
-
-def _no_such_file(word: Word, package: str, workspace: Workspace) -> QueryError | None:
-    """The error for a word that is nearly the path of a file; None where it is not."""
-    if "/" not in word.text or word.text.startswith("//") or ":" in word.text:
-        return None
-    paths = dict.fromkeys([f"{package}/{word.text}".lstrip("/"), word.text])
-    if any(os.path.isdir(workspace.absolute(path)) for path in paths):
-        return None
-    near = [
-        file
-        for path in paths
-        for file in workspace.near_files(path)
-        if not workspace.excluded(file)
-        and (os.path.basename(file) == os.path.basename(path) or get_close_matches(path, [file], cutoff=0.75))
-    ]
-    if not near:
-        return None
-    return QueryError(
-        f"{word.text!r}: there is no such file and no such package",
-        location=word.place,
-        hint=f"did you mean {near[0]!r}?",
-    )
-
-
-def _packages(word: Word, package: str, workspace: Workspace) -> list[str]:
-    """The packages a word of the expression needs loaded."""
-    try:
-        pattern = parse_pattern(word.text, package)
-    except BuildError as error:
-        raise _at(word, error) from None
-    if pattern.kind == "recursive":
-        return list(workspace.walk_packages(pattern.package).packages)
-    return [pattern.package]
-
-
-def _at(word: Word, error: BuildError) -> BuildError:
-    """The error at the word, where it has no better place."""
-    return (
-        error
-        if error.location or len(error_list(error)) > 1
-        else QueryError(error.message, location=word.place, hint=error.hint)
-    )
-
-
-def _load(roots: Iterable[Label], loader: Loader, workspace: Workspace, errors: list[BuildError] | None) -> TargetGraph:
-    """The graph of these targets; given a list for errors, without those that cannot be loaded."""
-
-    def loaded(labels: Iterable[Label]) -> TargetGraph:
-        return load([(label, None) for label in labels], loader.package, workspace, None)
-
-    try:
-        return loaded(roots)
-    except BuildError:
-        if errors is None:
-            raise
-    sound = []
-    for label in roots:
-        try:
-            loaded([label])
-            sound.append(label)
-        except BuildError as error:
-            errors += error_list(error)
-    return loaded(sound)
-
-
-def _nodes(graph: TargetGraph, files: Iterable[Label]) -> dict[Label, Node]:
-    """What the query can name: the targets, the sources they name, and `files` that it names itself."""
-    sources = [label for label in (*graph.sources, *files) if label not in graph.targets]
-    nodes = {label: Node(SOURCE_FILE, (), Location(label.path, 1, 1), {}) for label in sources}
-    for label, target in graph.targets.items():
-        attributes = {name: _text(value) for name, value in _attributes(target).items()}
-        nodes[label] = Node(
-            f"{target.rule.name} rule", tuple(map(str, graph.needs(label))), target.location, attributes
+def _meant(named: Sequence[Word], root: str, package: str) -> tuple[tuple[Any, ...], ...]:
+    """The words, and for each whether there are files it can mean."""
+    return tuple(
+        sorted(
+            {
+                (word.text, *(os.path.isfile(f"{root}/{path}") for path in file_paths(word.text, package)))
+                for word in named
+            }
         )
-    return nodes
+    )
 
 
-def _attributes(target: Target) -> dict[str, object]:
-    """Those of the rule, and those that every target has."""
-    common = {
-        "name": target.label.name,
-        "tags": target.tags,
-        "visibility": target.visibility,
-        "compatible_with": target.compatible_with,
-    }
-    return {**common, **target.values}
+def _recall(place: str, request: tuple[Any, ...], package: str) -> NodeTable | None:
+    """The table that was saved for these words, if what it rests on is the same."""
+    try:
+        with open(place, "rb") as file:
+            saved = marshal.loads(file.read())
+        if saved["request"] != request or not quick.unchanged(saved["files"], saved["folders"]):
+            return None
+        return NodeTable.of_rows(saved["rows"], saved["attributes"], package)
+    except _UNREADABLE:
+        return None
 
 
-def _text(value: object) -> str | tuple[str, ...]:
-    """An attribute's value as a query sees it; of a `select`, what any of its branches would give."""
-    if isinstance(value, Select):
-        found = [_text(branch.value) for branch in value.branches]
-        return tuple(dict.fromkeys(text for one in found for text in ((one,) if isinstance(one, str) else one)))
-    if isinstance(value, Reference):
-        return str(value.label)
-    if isinstance(value, tuple):
-        return tuple(str(one.label) if isinstance(one, Reference) else str(one) for one in value)
-    return str(value)
+def _save(
+    place: str, request: tuple[Any, ...], table: NodeTable, files: dict[str, Any], folders: dict[str, Any]
+) -> None:
+    """Keep a table; few queries ask for attributes, so they are marshalled by themselves."""
+    rows, attributes = table.rows()
+    marked = {path: (list(names), quick.mark_of_folder(path, list(names))) for path, names in folders.items()}
+    saved = {"request": request, "files": files, "folders": marked, "rows": rows, "attributes": attributes}
+    quick.write(place, marshal.dumps(saved))

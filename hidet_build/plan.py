@@ -3,17 +3,23 @@
 Loading and analysis make a plan (declaration.py); running needs nothing else. The saved form spares a build the
 import of yaml and networkx, and reading what did not change. Knows steps, not how they came about or run.
 
-    <output_base>/.state/plans.v1/<CRC of the request>     a marshalled plan
+    <output_base>/.state/plans.v2/<CRC of the request>     8 bytes, how long the head is
+                                                           head, a marshalled dictionary: see `_head`
+                                                           rows, each marshalled: the steps, then what is wanted
+
+A build that knows which sources changed reads the head, and of the rows those of the steps these sources lead to.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import marshal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import IO, Any
 from zlib import crc32
 
 from hidet_build import quick
@@ -59,6 +65,17 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What is left out of a plan whose `steps` and `wanted` are those that a change can reach: it is up to date.
+
+    `settled` are the actions whose outputs the steps take, `targets` counts those asked for in all.
+    """
+
+    settled: tuple[Action, ...]
+    targets: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a build needs to know to run.
 
@@ -74,6 +91,13 @@ class Plan:
     errors: tuple[BuildError, ...] = ()
     # Takes the evidence again: a continuation of a workspace's rule may read what nobody had read before it ran.
     renewed: Callable[[], Evidence] | None = None
+    stamp: str = field(default="", compare=False)  # tells it from other plans that were saved for the same request
+    part: Part | None = None
+
+    @property
+    def targets(self) -> int:
+        """How many targets were asked for."""
+        return self.part.targets if self.part else len(self.wanted)
 
 
 # What a continuation declared: the digest of what it read, and the steps.
@@ -107,41 +131,174 @@ def recall(state: str, request: tuple[Any, ...]) -> Plan | None:
     """The plan saved for this request, if nothing it rests on has changed."""
     try:
         with open(_place(state, request), "rb") as file:
-            saved, evidence, *rest = marshal.load(file)
-        if saved != request or not Evidence(*evidence).holds():
-            return None
-        platform, wanted, steps, skipped = rest
-        return Plan(
-            Platform(*platform),
-            tuple(
-                Wanted(
-                    Label(*label), tuple(Artifact(*file) for file in files), Artifact(*folder) if folder else None, note
-                )
-                for label, files, folder, note in wanted
-            ),
-            tuple(map(_step, steps)),
-            Evidence(*evidence),
-            skipped,
-        )
-    except (OSError, ValueError, EOFError, TypeError):
+            head = _read_head(file)
+            if head["request"] != request or not Evidence(*head["evidence"]).holds():
+                return None
+            rows = memoryview(file.read())
+        found = [marshal.loads(rows[start:]) for start in head["starts"][:-1]]
+        count = len(head["needs"])
+        return _plan(head, map(_step, found[:count]), map(_wanted, found[count:]), None)
+    except _UNREADABLE:
         return None
 
 
-def save(state: str, request: tuple[Any, ...], plan: Plan, expansions: Expansions) -> None:
-    """Keep a plan for `recall`, with what its continuations declared; where it cannot be written, do without."""
+def recall_part(state: str, request: tuple[Any, ...], changes: quick.Changes) -> Plan | None:
+    """The part of the saved plan that changes of sources and outputs can reach.
+
+    None where there is no such plan, or it is not the one that was carried out when all else was as it is now.
+    """
+    try:
+        with open(_place(state, request), "rb") as file:
+            head = _read_head(file)
+            reached = _reached(head, changes)
+            if head["request"] != request or head["stamp"] != changes.snapshot["plan"] or reached is None:
+                return None
+            first, starts, count = file.tell(), head["starts"], len(head["needs"])
+
+            def rows(numbers: Iterable[int]) -> list[Any]:
+                size = {number: starts[number + 1] - starts[number] for number in sorted(numbers)}
+                return [marshal.loads(os.pread(file.fileno(), size[one], first + starts[one])) for one in size]
+
+            needed = {one for number in reached for one in head["needs"][number]} - reached
+            asked = {count + one for number in reached for one in head["askers"].get(number, ())}
+            settled = tuple(action for row in rows(needed) for action in _actions(row))
+            steps, wanted = map(_step, rows(reached)), map(_wanted, rows(asked))
+            return _plan(head, steps, wanted, Part(settled, len(starts) - 1 - count))
+    except _UNREADABLE:
+        return None
+
+
+_UNREADABLE = (OSError, ValueError, EOFError, TypeError, LookupError)
+
+
+def _read_head(file: IO[bytes]) -> dict[str, Any]:
+    length = int.from_bytes(file.read(8), "little")
+    if length > os.fstat(file.fileno()).st_size:
+        raise ValueError("not a plan")
+    head: dict[str, Any] = marshal.loads(file.read(length))
+    return head
+
+
+def _plan(head: Mapping[str, Any], steps: Iterable[Step], wanted: Iterable[Wanted], part: Part | None) -> Plan:
+    platform, evidence = Platform(*head["platform"]), Evidence(*head["evidence"])
+    return Plan(platform, tuple(wanted), tuple(steps), evidence, head["skipped"], stamp=head["stamp"], part=part)
+
+
+def _reached(head: Mapping[str, Any], changes: quick.Changes) -> set[int] | None:
+    """The numbers of the steps that take, directly or not, what changed; None where it is not theirs."""
+    waiting: list[int] = []
+    for path in changes.sources:
+        if path not in head["readers"]:
+            return None
+        waiting += head["readers"][path]
+    if changes.outputs:
+        makers = marshal.loads(head["makers"])
+        for path in changes.outputs:
+            maker = _maker(makers, f"/{path}")
+            if maker is None:
+                return None
+            waiting.append(maker)
+    found: set[int] = set()
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            waiting += head["users"][number]
+    return found
+
+
+def save(state: str, request: tuple[Any, ...], plan: Plan, expansions: Expansions) -> str:
+    """Keep a plan for `recall`, with what its continuations declared; where it cannot be written, do without.
+
+    Gives its stamp.
+    """
+    rows = [marshal.dumps(_row(step, expansions)) for step in plan.steps]
+    rows += [
+        marshal.dumps((tuple(one.label), _plain(one.files), tuple(one.folder) if one.folder else None, one.note))
+        for one in plan.wanted
+    ]
+    stamp = os.urandom(8).hex()
+    head = marshal.dumps(_head(request, stamp, plan, expansions, [0, *itertools.accumulate(map(len, rows))]))
+    quick.write(_place(state, request), b"".join([len(head).to_bytes(8, "little"), head, *rows]))
+    return stamp
+
+
+def _head(
+    request: tuple[Any, ...], stamp: str, plan: Plan, expansions: Expansions, starts: Sequence[int]
+) -> dict[str, Any]:
+    """What is known of a plan without its rows.
+
+    Steps are numbers here: `needs` are the steps that make what each takes, `users` the other way round, `readers`
+    those that take a source, `makers` those that make an artifact, by its id, and `askers` the numbers of the wanted
+    targets whose files each makes. A continuation stands for all that it declared.
+    """
     platform = plan.platform
-    row = (
-        request,
-        (plan.evidence.files, plan.evidence.folders, plan.evidence.machine),
-        (platform.name, platform.kind, platform.arch, platform.cpu_arch, platform.cpu_flags, platform.options),
-        tuple(
-            (tuple(one.label), _plain(one.files), tuple(one.folder) if one.folder else None, one.note)
-            for one in plan.wanted
+    makers = {
+        artifact.id: number
+        for number, step in enumerate(plan.steps)
+        for one in _with_declared(step, expansions)
+        for artifact in outputs_of(one)
+    }
+    readers: dict[str, list[int]] = {}
+    users: list[list[int]] = [[] for _ in plan.steps]
+    needs = []
+    for number, step in enumerate(plan.steps):
+        taken = {artifact for one in _with_declared(step, expansions) for artifact in inputs_of(one)}
+        for path in {artifact.path for artifact in taken if artifact.is_source}:
+            readers.setdefault(path, []).append(number)
+        made_by = {_maker(makers, artifact.id) for artifact in taken if not artifact.is_source} - {number, None}
+        needs.append(sorted(one for one in made_by if one is not None))
+        for one in needs[-1]:
+            users[one].append(number)
+    askers: dict[int, list[int]] = {}
+    for number, target in enumerate(plan.wanted):
+        for maker in {_maker(makers, file.id) for file in target.files if not file.is_source} - {None}:
+            if maker is not None:
+                askers.setdefault(maker, []).append(number)
+    return {
+        "request": request,
+        "stamp": stamp,
+        "evidence": (plan.evidence.files, plan.evidence.folders, plan.evidence.machine),
+        "platform": (
+            *(platform.name, platform.kind, platform.arch, platform.cpu_arch, platform.cpu_flags, platform.options),
         ),
-        tuple(_row(step, expansions) for step in plan.steps),
-        plan.skipped,
-    )
-    quick.save(_place(state, request), row)
+        "skipped": plan.skipped,
+        "starts": starts,
+        "needs": needs,
+        "users": users,
+        "readers": readers,
+        "askers": askers,
+        "makers": marshal.dumps(makers),
+    }
+
+
+def inputs_of(step: Step) -> list[Artifact]:
+    """What a step takes, but for text."""
+    if isinstance(step, Action):
+        return [content for _, content in step.inputs if isinstance(content, Artifact)]
+    return list(step.inputs)
+
+
+def outputs_of(step: Step) -> list[Artifact]:
+    """What a step makes, or promises."""
+    return [artifact for _, artifact in step.outputs] if isinstance(step, Action) else list(step.outputs)
+
+
+def _with_declared(step: Step, expansions: Expansions) -> Iterator[Step]:
+    """A step, and those it declared."""
+    yield step
+    if isinstance(step, Continuation) and step.id in expansions:
+        for one in expansions[step.id][1]:
+            yield from _with_declared(one, expansions)
+
+
+def _maker(makers: Mapping[str, int], artifact: str) -> int | None:
+    """Which step makes an artifact, or the folder around it."""
+    while artifact:
+        if artifact in makers:
+            return makers[artifact]
+        artifact = artifact.rpartition("/")[0]
+    return None
 
 
 def content_digest(contents: Iterable[bytes]) -> str:
@@ -150,7 +307,7 @@ def content_digest(contents: Iterable[bytes]) -> str:
 
 
 def _place(state: str, request: tuple[Any, ...]) -> str:
-    return f"{state}/plans.v1/{crc32(repr(request).encode()):08x}"
+    return f"{state}/plans.v2/{crc32(repr(request).encode()):08x}"
 
 
 def _plain(artifacts: Sequence[Artifact]) -> tuple[tuple[Any, ...], ...]:
@@ -206,6 +363,22 @@ def _step(row: tuple[Any, ...]) -> Step:
         tags,
         Location(*location) if location else None,
     )
+
+
+def _actions(row: tuple[Any, ...]) -> Iterator[Action]:
+    """The action of a row, or those that a continuation declared."""
+    if len(row) == 6:
+        for one in row[5][1]:
+            yield from _actions(one)
+        return
+    step = _step(row)
+    assert isinstance(step, Action)
+    yield step
+
+
+def _wanted(row: tuple[Any, ...]) -> Wanted:
+    label, files, folder, note = row
+    return Wanted(Label(*label), tuple(Artifact(*one) for one in files), Artifact(*folder) if folder else None, note)
 
 
 def _input(content: tuple[Any, ...]) -> Input:

@@ -254,6 +254,29 @@ class Processes:
                 return True
 
 
+def start_apart(
+    arguments: Sequence[str], environment: Mapping[str, str], cwd: str, stdin: int, log: str
+) -> subprocess.Popen[bytes]:
+    """Start a process that outlives us and any Ctrl-C: in a session of its own, with no descriptor of ours but `stdin`.
+
+    What it says goes to the end of the file `log`. Raises BuildError when it cannot be started.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with open(os.open(log, flags, 0o600), "ab", buffering=0) as output:
+        try:
+            return subprocess.Popen(
+                list(arguments),
+                cwd=cwd,
+                env=dict(environment),
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise _refusal(arguments, None, cwd, environment, error) from error
+
+
 def _read_output(output: IO[bytes], path: str) -> bytes:
     size = os.fstat(output.fileno()).st_size
     if size <= OUTPUT_LIMIT:

@@ -10,10 +10,12 @@ of their labels.
 
 from __future__ import annotations
 
+import functools
+import marshal
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol, Union
+from typing import Any, NamedTuple, NoReturn, Protocol, Union
 
 from hidet_build.errors import BuildError, Location, QueryError, UsageError, did_you_mean
 from hidet_build.label import Label, Pattern, parse_pattern
@@ -62,14 +64,33 @@ class Node(NamedTuple):
     attributes: Mapping[str, str | tuple[str, ...]] = {}
 
 
+# A label's parts, the kind, the dependencies, the location's parts.
+Row = tuple[tuple[str, ...], str, tuple[str, ...], Union[tuple[Any, ...], None]]
+Attributes = dict[str, dict[str, Union[str, tuple[str, ...]]]]
+
+
 class NodeTable:
     """The plain QueryGraph: a table of nodes by label. `package` is where relative patterns start."""
 
     def __init__(self, nodes: Mapping[Label, Node], package: str = "") -> None:
-        self._nodes = {str(label): node for label, node in nodes.items()}
-        self._labels = {str(label): label for label in nodes}
-        self._by_path = {label.path: str(label) for label, node in nodes.items() if node.kind == SOURCE_FILE}
+        self._rows: Mapping[str, Row] = {
+            str(label): (tuple(label), node.kind, node.dependencies, tuple(node.location) if node.location else None)
+            for label, node in nodes.items()
+        }
+        self._attributes: Attributes = {str(label): dict(node.attributes) for label, node in nodes.items()}
+        self._saved: bytes | None = None  # attributes that nobody has asked for
         self._package = package
+
+    @classmethod
+    def of_rows(cls, rows: Mapping[str, Row], attributes: bytes, package: str) -> NodeTable:
+        """The table that gave these `rows`."""
+        table = cls({}, package)
+        table._rows, table._saved = rows, attributes
+        return table
+
+    def rows(self) -> tuple[Mapping[str, Row], bytes]:
+        """All of it in plain values: what every query needs, and the attributes, marshalled."""
+        return self._rows, self._saved or marshal.dumps(self._attributes)
 
     def match(self, pattern: str) -> Collection[str]:
         """See QueryGraph. Like Bazel's, wildcards do not leave out targets with the tag `manual`."""
@@ -86,39 +107,56 @@ class NodeTable:
             )
         if wanted.kind == "target":
             label = str(Label(wanted.package, wanted.name))
-            return [label] if label in self._nodes else self._refuse(wanted)
-        covered = [text for text, label in self._labels.items() if wanted.covers(label)]
+            return [label] if label in self._rows else self._refuse(wanted)
+        covered = [text for text, row in self._rows.items() if wanted.covers(Label(*row[0]))]
         if not covered and wanted.package:
             self._refuse(wanted)
-        return [text for text in covered if wanted.files or self._nodes[text].kind != SOURCE_FILE]
+        return [text for text in covered if wanted.files or self._rows[text][1] != SOURCE_FILE]
 
     def dependencies(self, node: str) -> Collection[str]:
         """See QueryGraph; a node that is in no table depends on nothing."""
-        return self._nodes[node].dependencies if node in self._nodes else ()
+        return self._rows[node][2] if node in self._rows else ()
 
     def kind(self, node: str) -> str:
         """See QueryGraph."""
-        return self._nodes[node].kind if node in self._nodes else SOURCE_FILE
+        return self._rows[node][1] if node in self._rows else SOURCE_FILE
 
     def location(self, node: str) -> Location | None:
         """See QueryGraph."""
-        return self._nodes[node].location if node in self._nodes else None
+        place = self._rows[node][3] if node in self._rows else None
+        return Location(*place) if place else None
 
     def attribute(self, node: str, name: str) -> str | tuple[str, ...] | None:
         """See QueryGraph."""
-        return self._nodes[node].attributes.get(name) if node in self._nodes else None
+        if self._saved is not None:
+            self._attributes, self._saved = marshal.loads(self._saved), None
+        return self._attributes[node].get(name) if node in self._attributes else None
+
+    @functools.cached_property
+    def _by_path(self) -> Mapping[str, str]:
+        """Source files by path."""
+        return {Label(*row[0]).path: text for text, row in self._rows.items() if row[1] == SOURCE_FILE}
 
     def _refuse(self, wanted: Pattern) -> NoReturn:
-        packages = sorted({label.package for label in self._labels.values()})
+        labels = [Label(*row[0]) for row in self._rows.values()]
+        packages = sorted({label.package for label in labels})
         if wanted.package not in packages:
             what = "no package is below" if wanted.kind == "recursive" else "there is no package"
             hint = did_you_mean(f"//{wanted.package}", [f"//{package}" for package in packages if package])
             raise QueryError(f"{wanted.text!r}: {what} //{wanted.package}", hint=hint)
-        names = [label.name for label in self._labels.values() if label.package == wanted.package]
+        names = [label.name for label in labels if label.package == wanted.package]
         raise QueryError(
             f"{wanted.text!r}: the package //{wanted.package} has no target and no file {wanted.name!r}",
             hint=did_you_mean(wanted.name, names),
         )
+
+
+def file_paths(text: str, package: str) -> tuple[str, ...]:
+    """The files that a word can mean, by path from the root: its path from the package or the root, or its label."""
+    if ":" in text:
+        where, _, name = text.partition(":")
+        return (f"{where.removeprefix('//') if where else package}/{name}".lstrip("/"),)
+    return (f"{package}/{text}".lstrip("/"), text)
 
 
 # Parsing

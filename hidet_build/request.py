@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hidet_build.quick import Changes
+
 
 @dataclass(frozen=True)
 class Request:
@@ -20,4 +22,7 @@ class Request:
     lock_timeout: float | None = None  # seconds; None waits as long as it takes
     block_for_lock: bool = True
     nobuild: bool = False
+    worker_idle_timeout: float = 0.0  # seconds a worker waits for the next command; with 0 it ends with this one
+    worker_folders: tuple[str, ...] = ()  # where one that waits may be met
     arguments: tuple[str, ...] = ()  # the command line as typed, for the next null build; none if it was no build
+    changes: Changes | None = None  # all that differs from when it was last answered, where that is known

@@ -3,12 +3,13 @@
 Knows files and records; does not know what an action is or whether anything should run.
 
     <output_base>/.state/
-        actions.v1        journal: action id -> Record, source path -> (fingerprint, hash, size)
-        described.v1      journal: action id -> the description last executed, for --explain alone
+        actions.v2        journal: action id -> Record, source path -> (fingerprint, hash, size)
+        described.v2      journal: action id -> the description last executed, for --explain alone
         *.lock            held while a journal is appended to or rewritten
 
-A journal is a sequence of frames, each a length, a CRC and a marshalled pair; the last frame for a name counts. A
-torn tail (the machine went down in mid-write) is cut off by the next append.
+A journal is a sequence of frames, each a mark, a length, a CRC and a marshalled dictionary of names and marshalled
+values; the last value of a name counts. Values are unmarshalled when they are asked for: a build looks at few. What is
+no frame (the machine went down in mid-write) is passed over.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from hidet_build.digest import Digest
 from hidet_build.files import Fingerprint, fingerprint_of, is_racy
 from hidet_build.lock import exclusive
 
-_FRAME = struct.Struct("<II")
+_MARK = b"\xf5hb\x02"
+_FRAME = struct.Struct("<4sII")
 _COMPACT_BYTES = 1 << 20  # smaller journals are not worth rewriting
+_COMPACT_ROWS = 1000  # in a frame
+_DESCRIPTIONS = 8  # times larger than the other journal is too much for the one with descriptions
+_UNWRITTEN_SECONDS = 0.1  # so much of what was done may be unknown here after a kill; the cache has it then
 
 
 class Record(NamedTuple):
@@ -42,94 +47,123 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """A name -> value map on disk that survives being killed at any moment."""
+    """A name -> value map on disk that survives being killed at any moment; read when something is asked of it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.entries: dict[str, Any] = {}
-        self._read = 0  # how far into the file `entries` reflects it
+        self._entries: dict[str, bytes] = {}
+        self._read = 0  # how far into the file `_entries` reflects it
         self._inode = 0
-        self._frames = 0
-        self._catch_up()
+        self._rows = 0  # entries read or written, those that were replaced later too
+        self._known = False
 
-    def append(self, items: Iterable[tuple[str, Any]]) -> None:
+    def get(self, name: str) -> Any:
+        """The value of a name, or None."""
+        found = self._all().get(name)
+        return None if found is None else marshal.loads(found)
+
+    def names(self) -> Iterable[str]:
+        """Every name that has a value."""
+        return self._all().keys()
+
+    def append(self, items: Mapping[str, Any]) -> None:
         """Set these entries, here and on disk."""
-        frames = []
-        for name, value in items:
-            self.entries[name] = value
-            payload = marshal.dumps((name, value))
-            frames.append(_FRAME.pack(len(payload), crc32(payload)) + payload)
-        if not frames:
+        if not items:
             return
+        fresh = {name: marshal.dumps(value) for name, value in items.items()}
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         with exclusive(self._path + ".lock"):
-            mine = dict(self.entries) if self._moved() else None
-            self._catch_up()
-            if mine is not None:
-                self.entries.update(mine)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                os.ftruncate(descriptor, self._read)  # a torn tail would hide what follows it
-                os.pwrite(descriptor, b"".join(frames), self._read)
-                self._inode = os.fstat(descriptor).st_ino
+                before = os.fstat(descriptor)
+                frame = memoryview(_frame(fresh))
+                size = len(frame)
+                while frame:
+                    frame = frame[os.write(descriptor, frame) :]
             finally:
                 os.close(descriptor)
-            self._read += sum(map(len, frames))
-            self._frames += len(frames)
+        self._entries.update(fresh)
+        self._rows += len(fresh)
+        if self._read == before.st_size and self._inode in (before.st_ino, 0):  # nobody else has written meanwhile
+            self._inode, self._read = before.st_ino, self._read + size
 
-    def compact(self) -> None:
-        """Rewrite the file with one frame an entry, when most of it is history."""
-        if self._read < _COMPACT_BYTES or self._frames < 2 * len(self.entries):
+    def compact(self, larger_than: int = 0) -> None:
+        """Rewrite the file with each entry once, when it is large and most of it is history.
+
+        One that is written to and hardly ever read is read for that when it is `larger_than` so many bytes.
+        """
+        if self.size() < max(larger_than, _COMPACT_BYTES) or len(self._all()) > self._rows // 2:
             return
         with exclusive(self._path + ".lock"):
             self._catch_up()
             temporary = f"{self._path}.{os.getpid()}.tmp"
+            items = list(self._entries.items())
             with open(temporary, "wb") as file:
-                for item in self.entries.items():
-                    payload = marshal.dumps(item)
-                    file.write(_FRAME.pack(len(payload), crc32(payload)) + payload)
+                for start in range(0, len(items), _COMPACT_ROWS):
+                    file.write(_frame(dict(items[start : start + _COMPACT_ROWS])))
             os.replace(temporary, self._path)
-            self._read = os.path.getsize(self._path)
-            self._inode = os.stat(self._path).st_ino
-            self._frames = len(self.entries)
+            status = os.stat(self._path)
+            self._read, self._inode, self._rows = status.st_size, status.st_ino, len(items)
 
-    def _moved(self) -> bool:
-        """Whether another process rewrote the file since we read it."""
+    def size(self) -> int:
+        """Bytes on disk."""
         try:
-            return os.stat(self._path).st_ino != self._inode
+            return os.stat(self._path).st_size
         except FileNotFoundError:
-            return self._inode != 0
+            return 0
+
+    def _all(self) -> dict[str, bytes]:
+        if not self._known:
+            self._known = True
+            self._catch_up()
+        return self._entries
 
     def _catch_up(self) -> None:
-        """Read what the file holds beyond what we know, up to the first bad frame."""
+        """Read what the file holds beyond what we know."""
         try:
             with open(self._path, "rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
-                if inode != self._inode:
-                    self._inode, self._read, self._frames = inode, 0, 0
-                    self.entries.clear()
+                if inode != self._inode:  # another process rewrote it, with what we wrote in it
+                    self._inode, self._read, self._rows = inode, 0, 0
+                    self._entries = {}
                 file.seek(self._read)
                 content = file.read()
         except FileNotFoundError:
-            self._inode = self._read = self._frames = 0
+            self._inode = self._read = self._rows = 0
             return
-        position = 0
-        while position + _FRAME.size <= len(content):
-            length, check = _FRAME.unpack_from(content, position)
-            payload = content[position + _FRAME.size : position + _FRAME.size + length]
-            # Zeros, which a power failure leaves at the end of a file, would pass for an empty frame.
-            if not length or len(payload) != length or crc32(payload) != check:
-                break
-            name, value = marshal.loads(payload)
-            self.entries[name] = value
-            position += _FRAME.size + length
-            self._frames += 1
-        self._read += position
+        known, position = 0, 0
+        while (position := content.find(_MARK, position)) >= 0:
+            end, found = _frame_at(content, position)
+            if found is None:
+                position += 1
+                continue
+            self._entries.update(found)
+            self._rows += len(found)
+            known = position = end
+        self._read += known  # the rest may be a frame that is being written
+
+
+def _frame(entries: dict[str, bytes]) -> bytes:
+    payload = marshal.dumps(entries)
+    return _FRAME.pack(_MARK, len(payload), crc32(payload)) + payload
+
+
+def _frame_at(content: bytes, position: int) -> tuple[int, dict[str, bytes] | None]:
+    """Where the frame at `position` ends and what it holds; None where it is not whole."""
+    start = position + _FRAME.size
+    if start > len(content):
+        return start, None
+    _, length, check = _FRAME.unpack_from(content, position)
+    payload = content[start : start + length]
+    if not length or len(payload) != length or crc32(payload) != check:
+        return start, None
+    found: dict[str, bytes] = marshal.loads(payload)
+    return start + length, found
 
 
 def built_platforms(folder: str) -> set[str]:
     """The names of the output folders beside the state folder that builds have filled."""
-    made = Journal(os.path.join(folder, "actions.v1")).entries
+    made = Journal(os.path.join(folder, "actions.v2")).names()
     return {name.split("/")[1] for name in made if name.startswith("/")}
 
 
@@ -139,32 +173,43 @@ class State:
     def __init__(self, folder: str, root: str) -> None:
         self.folder = folder
         self._root = root
-        self._actions = Journal(os.path.join(folder, "actions.v1"))
-        self._described: Journal | None = None
+        self._actions = Journal(os.path.join(folder, "actions.v2"))
+        self._described = Journal(os.path.join(folder, "described.v2"))
         self._sources: dict[str, tuple[Fingerprint, Digest, bool]] = {}  # of this build
         self._fresh: dict[str, tuple[Fingerprint | None, str, int]] = {}
+        self._young: set[str] = set()  # sources that may change again without a trace
         self._links: dict[str, int] = {}
+        self._made: dict[str, tuple[Any, ...]] = {}  # records that are not written yet, by action
+        self._made_of: dict[str, tuple[Any, ...]] = {}  # and descriptions
+        self._written = time.monotonic()
 
     def record(self, action: str) -> Record | None:
         """What the action of this id made last."""
-        found = self._actions.entries.get(action)
+        found = self._made.get(action) or self._actions.get(action)
         return Record(*found) if found else None
 
     def remember(self, action: str, record: Record, description: tuple[Any, ...] | None) -> None:
-        """Keep what an action made, and from what when it was executed or fetched."""
-        self._actions.append([(action, tuple(record))])
+        """Keep what an action made, and from what when it was executed or fetched; on disk with the next `write`."""
+        self._made[action] = tuple(record)
         if description is not None:
-            self._descriptions().append([(action, description)])
+            self._made_of[action] = description
+        if time.monotonic() - self._written > _UNWRITTEN_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Write what was remembered: one by one it would cost more than many a step."""
+        if self._made:
+            self._actions.append(self._made)
+            self._made = {}
+        if self._made_of:
+            self._described.append(self._made_of)
+            self._made_of = {}
+        self._written = time.monotonic()
 
     def description(self, action: str) -> tuple[Any, ...] | None:
         """What went into the action when it last ran."""
-        found: tuple[Any, ...] | None = self._descriptions().entries.get(action)
+        found: tuple[Any, ...] | None = self._made_of.get(action) or self._described.get(action)
         return found
-
-    def _descriptions(self) -> Journal:
-        if self._described is None:
-            self._described = Journal(os.path.join(self.folder, "described.v1"))
-        return self._described
 
     def source(self, path: str) -> tuple[Digest, bool]:
         """The digest of a source file as it is in this build, and whether it may be executed.
@@ -181,7 +226,7 @@ class State:
             raise OSError(errno.EINVAL, "not a regular file", absolute)
         self._links[path] = _link_time(absolute)
         now = fingerprint_of(stat)
-        remembered = self._actions.entries.get(path)
+        remembered = self._actions.get(path)
         if remembered and remembered[0] == now:
             found = Digest(remembered[1], remembered[2])
         else:
@@ -191,6 +236,8 @@ class State:
             # A file written in the last moments may change again without a new time stamp: hash it again next time.
             trusted = None if is_racy(now, hashed_at) else now
             self._fresh[path] = (trusted, found.hash, found.size)
+            if trusted is None:
+                self._young.add(path)
         executable = bool(stat.st_mode & 0o100)
         self._sources[path] = (now, found, executable)
         return found, executable
@@ -209,21 +256,23 @@ class State:
         """Read this source file again when it is next asked for."""
         self._sources.pop(path, None)
         self._fresh.pop(path, None)
+        self._young.discard(path)
 
-    def sources(self) -> Mapping[str, tuple[Fingerprint | None, Digest]]:
-        """Every source file read in this build: its fingerprint (None where it is too young to trust) and digest."""
+    def sources(self) -> Mapping[str, tuple[Fingerprint | None, Digest, bool]]:
+        """Every source file read in this build: its fingerprint (None where it is too young to trust), its digest, and
+        whether it may be executed."""
         return {
-            path: (None if path in self._fresh and self._fresh[path][0] is None else seen, found)
-            for path, (seen, found, _) in self._sources.items()
+            path: (None if path in self._young else seen, found, executable)
+            for path, (seen, found, executable) in self._sources.items()
         }
 
     def save(self) -> None:
         """Write what is not written yet."""
-        self._actions.append(self._fresh.items())
+        self.write()
+        self._actions.append(self._fresh)
         self._fresh = {}
         self._actions.compact()
-        if self._described is not None:
-            self._described.compact()
+        self._described.compact(larger_than=_DESCRIPTIONS * self._actions.size())
 
 
 def _link_time(path: str) -> int:

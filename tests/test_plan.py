@@ -146,10 +146,10 @@ def _recalled(state: Path) -> Callable[[Reader], tuple[Step, ...]]:
 def test_another_request_has_another_plan(tmp_path: Path) -> None:
     """Requests are compared whole, whatever their place on disk."""
     save(str(tmp_path), REQUEST, plan(BARE), {})
-    (place,) = (tmp_path / "plans.v1").iterdir()
+    (place,) = (tmp_path / "plans.v2").iterdir()
     other = ("//k:y", "", 1, None)
     save(str(tmp_path), other, plan(ACTION), {})
-    (place_of_other,) = set((tmp_path / "plans.v1").iterdir()) - {place}
+    (place_of_other,) = set((tmp_path / "plans.v2").iterdir()) - {place}
     os.replace(place_of_other, place)
 
     assert None is recall(str(tmp_path), REQUEST)
@@ -179,7 +179,7 @@ def test_another_request_has_another_plan(tmp_path: Path) -> None:
 def test_garbage_is_no_plan(tmp_path: Path, garbage: bytes) -> None:
     """It costs planning anew, and nothing else."""
     save(str(tmp_path), REQUEST, plan(BARE), {})
-    (place,) = (tmp_path / "plans.v1").iterdir()
+    (place,) = (tmp_path / "plans.v2").iterdir()
     place.write_bytes(garbage)
 
     assert None is recall(str(tmp_path), REQUEST)
@@ -188,7 +188,7 @@ def test_garbage_is_no_plan(tmp_path: Path, garbage: bytes) -> None:
 def test_a_plan_cut_short_is_no_plan(tmp_path: Path) -> None:
     """At whatever byte."""
     save(str(tmp_path), REQUEST, plan(ACTION, continuation((made("a"),), (made("d"),))), {})
-    (place,) = (tmp_path / "plans.v1").iterdir()
+    (place,) = (tmp_path / "plans.v2").iterdir()
     whole = place.read_bytes()
     found = []
     for length in range(len(whole)):
@@ -200,7 +200,7 @@ def test_a_plan_cut_short_is_no_plan(tmp_path: Path) -> None:
 
 def test_a_plan_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     """A read-only or full output folder must not fail a build that succeeded."""
-    (tmp_path / "plans.v1").write_text("a file where the folder should be")
+    (tmp_path / "plans.v2").write_text("a file where the folder should be")
     save(str(tmp_path), REQUEST, plan(BARE), {})
 
     assert None is recall(str(tmp_path), REQUEST)

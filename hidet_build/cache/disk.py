@@ -102,11 +102,12 @@ class DiskCache:
 
     def place(self, digest: Digest, executable: bool, target_path: str) -> bool:
         """Put a blob at an output path; false when it is gone, wrong or not ours to read."""
-        if not self._has(digest):
+        blob = self._sound(digest)
+        if blob is None:
             return False
         path = self._path("cas", digest.hash)
         try:
-            self._placer.place(path, target_path, digest, executable)
+            self._placer.place(path, target_path, digest, executable, blob)
         except OSError as error:
             if error.errno in _UNREADABLE or not os.access(path, os.R_OK):  # dropped by another process just now
                 return False
@@ -259,23 +260,26 @@ class DiskCache:
             return None
 
     def _has(self, digest: Digest) -> bool:
-        # Whether the blob is here, intact, and readable.
+        return self._sound(digest) is not None
+
+    def _sound(self, digest: Digest) -> os.stat_result | None:
+        # What `stat` says of the blob, if it is here, intact, and readable.
         path = self._path("cas", digest.hash)
         try:
             status = os.stat(path)
             if is_sealed(status, digest):
-                return status.st_uid == os.geteuid() or os.access(path, os.R_OK)
+                return status if status.st_uid == os.geteuid() or os.access(path, os.R_OK) else None
             if not stat.S_ISREG(status.st_mode):
-                return False
+                return None
             found = digests.of_file(path)
             if found == digest:
                 _reseal(path, digest)
-                return True
+                return status
             if found.hash != digest.hash:  # an entry that says a wrong size is no fault of the blob
                 os.unlink(path)
-            return False
+            return None
         except OSError:
-            return self._add_empty() if digest == digests.EMPTY else False
+            return os.stat(path) if digest == digests.EMPTY and self._add_empty() else None
 
     def _add_empty(self) -> bool:
         # Remote caches and Bazel never store the empty blob: everybody has it.
