@@ -331,14 +331,22 @@ def test_verify_notices_what_a_seal_cannot(cache: DiskCache, result: ActionResul
     assert 1 == len(result.files)
 
 
-def test_old_temporary_files_go(cache: DiskCache) -> None:
-    """What a killed process left is removed when it is a day old, and not before: somebody may be writing it."""
-    for name in ("old", "new"):
+def test_old_temporary_files_go(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed process left is removed when it is a day old, and not before: somebody may be writing it.
+
+    A file that is sealed already, its time one of long ago, is as new as any.
+    """
+    for name, moment in (("open", time.time()), ("sealed", 1.0)):
         Path(cache.folder, "tmp", name).write_bytes(b"")
-    os.utime(Path(cache.folder, "tmp", "old"), (0, time.time() - 2 * 24 * 3600))
+        os.utime(Path(cache.folder, "tmp", name), (moment, moment))
+    DiskCache(cache.folder, Placer())
+    kept = sorted(os.listdir(Path(cache.folder, "tmp")))
+    tomorrow = time.time() + 25 * 3600
+    monkeypatch.setattr(time, "time", lambda: tomorrow)
     DiskCache(cache.folder, Placer())
 
-    assert ["new"] == os.listdir(Path(cache.folder, "tmp"))
+    assert ["open", "sealed"] == kept
+    assert [] == os.listdir(Path(cache.folder, "tmp"))
 
 
 def test_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class DiskCache:
         with suppress(OSError), os.scandir(self._temporary) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    # Not by mtime: that of a sealed file follows from its content.
+                    if entry.stat(follow_symlinks=False).st_ctime < oldest:
                         remove(entry.path)
 
     def get(self, key: Digest, working_directory: str = "") -> ActionResult | None:
