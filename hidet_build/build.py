@@ -261,7 +261,7 @@ def local_engine(
             layout=layout,
             options=options,
             state=state,
-            cache=DiskCache(store, Placer()),
+            cache=DiskCache(store, Placer(), read_only=options.require_cached),
             locks=locks,
             runner=LocalRunner(processes, workers, toolchains, headers),
             cancelled=cancelled,

@@ -211,7 +211,7 @@ class _Session:
         self._own = OwnFolder(os.path.join(user_cache(os.environ), "drivers"))
         # Switched off, the store is one for this call alone.
         self._store = disk_cache(None, os.environ) or os.path.join(self._own.path, "store")
-        self._kept = KeptResults(self._store)
+        self._kept = KeptResults(self._store, read_only=self._require_cached)
         self._layout = Layout(os.path.join(self._own.path, "given"), os.path.join(self._own.path, "made"))
         self._processes = Processes()
         self._toolchains = find_toolchains(user_cache(os.environ), os.environ, self._processes, self._layout)

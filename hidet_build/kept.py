@@ -31,8 +31,8 @@ def key_of(arguments: Sequence[str], options: str, identity: bytes, tools: Seque
 class KeptResults:
     """The entries in one store."""
 
-    def __init__(self, store: str) -> None:
-        self._cache = DiskCache(store, Placer())
+    def __init__(self, store: str, read_only: bool = False) -> None:
+        self._cache = DiskCache(store, Placer(), read_only)
 
     def get(self, key: Digest | None) -> dict[str, bytes]:
         """The files under a key by name; none where the store has not all of them."""

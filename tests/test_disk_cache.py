@@ -349,6 +349,20 @@ def test_old_temporary_files_go(cache: DiskCache, monkeypatch: pytest.MonkeyPatc
     assert [] == os.listdir(Path(cache.folder, "tmp"))
 
 
+def test_read_only(cache: DiskCache, result: ActionResult, tmp_path: Path) -> None:
+    """What only has to give needs no right to write, and says so when it is asked to keep something."""
+    reader = DiskCache(cache.folder, Placer(), read_only=True)
+    absent = DiskCache(str(tmp_path / "absent"), Placer(), read_only=True)
+    found = reader.get(KEY)
+
+    assert found is not None
+    assert result.files == found.files
+    assert not reader.put(OTHER, *made(tmp_path / "other", {"module.o": b"other"}))
+    assert reader.get(OTHER) is None
+    assert absent.get(KEY) is None
+    assert not (tmp_path / "absent").exists()
+
+
 def test_folder_that_is_a_file(tmp_path: Path) -> None:
     """A cache that cannot be is the environment's fault, and the flag is named."""
     (tmp_path / "cache").write_bytes(b"")

@@ -149,7 +149,7 @@ def test_interrupt(tmp_path: Path, cache: Path, compiler: Compiler) -> None:  # 
     interrupted = start(2.0, out)
     until(lambda: compiler.held.exists())
     interrupted.send_signal(signal.SIGINT)
-    _, err = interrupted.communicate(timeout=30)
+    _, err = interrupted.communicate(timeout=90)
     until(lambda: not is_running(compiler.started[-1]))
 
     assert "KeyboardInterrupt" in err

@@ -57,10 +57,17 @@ class DiskCache:
 
     name = "disk"
 
-    def __init__(self, folder: str, placer: Placer) -> None:
+    def __init__(self, folder: str, placer: Placer, read_only: bool = False) -> None:
+        """A cache in `folder`, which is made as needed; with `read_only` it only gives, as one in an image has to.
+
+        EnvironmentFailure where it cannot be written to.
+        """
         self.folder = folder
         self._placer = placer
         self._temporary = f"{folder}/tmp"
+        self._read_only = read_only
+        if read_only:
+            return
         try:
             os.makedirs(self._temporary, exist_ok=True)
             probe = temporary_path(self._temporary)
@@ -145,6 +152,8 @@ class DiskCache:
         """
         from hidet_build import reapi  # as in `get`
 
+        if self._read_only:
+            return Stored(False, f"nothing is kept in {self.folder}, for all is required to be there")
         try:
             encoded = reapi.encode_result(result, working_directory)
             for file in result.files:
