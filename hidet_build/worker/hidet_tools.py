@@ -333,6 +333,12 @@ def driver_calls(source: str) -> list[str]:
     return sorted({found[:-1].rstrip() for found in _DRIVER_CALL.findall(source)})
 
 
+def headers(module: IRModule) -> list[str]:
+    """The headers the module includes; hidet's own code takes a header for a list of them, too."""
+    found = module.include_headers
+    return [one for header in found for one in ([header] if isinstance(header, str) else header)]
+
+
 def search_folders(module: IRModule) -> Mapping[str, Sequence[str]]:
     """The folders and files the module asks for outside its own source, by the name of the attribute."""
     return {

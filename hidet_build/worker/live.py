@@ -136,9 +136,11 @@ def _by_name(module: Any) -> None:
     What lies in a folder is an input of the compile; the path would lead past all keys.
     """
     for number, header in enumerate(module.include_headers):
-        if os.path.isabs(header) and not header.startswith(hidet_tools.PACKAGE + os.sep):
-            module.include_headers[number] = os.path.basename(header)
-            module.include_dirs.append(os.path.dirname(header))
+        named = [header] if isinstance(header, str) else list(header)
+        elsewhere = [one for one in named if os.path.isabs(one) and not one.startswith(hidet_tools.PACKAGE + os.sep)]
+        module.include_dirs += [os.path.dirname(one) for one in elsewhere]
+        named = [os.path.basename(one) if one in elsewhere else one for one in named]
+        module.include_headers[number] = named[0] if isinstance(header, str) else named
 
 
 def _instruments(job: Job) -> list[Any]:

@@ -148,7 +148,7 @@ def _write_lowered(module: Any, out: str, name: str, source: str) -> None:
     from hidet_build.worker import hidet_tools  # here, for it imports hidet
 
     result = hidet_tools.lowered(module)
-    headers = [header for header in result.module.include_headers if os.path.isabs(header)]
+    headers = [header for header in hidet_tools.headers(result.module) if os.path.isabs(header)]
     wanted = {**hidet_tools.search_folders(result.module), "include_headers": headers}
     _check_folders(wanted, hidet_tools.PACKAGE, source)
     names = _names(name)
