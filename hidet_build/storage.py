@@ -81,6 +81,8 @@ def export_cache(store: str, folder: str, keys: Iterable[str] | None = None) -> 
         mover = _Mover(store, target)
         for key in [name for name, _ in walk(store, "ac")] if keys is None else keys:
             mover.move_whole_entry(key)
+    with suppress(OSError):  # it stays where others are writing; into a store, somebody always may be
+        os.rmdir(os.path.join(folder, "tmp"))
     return mover.moved()
 
 
@@ -326,8 +328,6 @@ def _writing(folder: str) -> Iterator[DiskCache]:
             f"cannot write to {folder}: {error.strerror or error}{where}",
             hint="what is there by now is whole; once the trouble is mended, the same command goes on from here",
         ) from None
-    with suppress(OSError):  # it stays where others are writing
-        os.rmdir(os.path.join(folder, "tmp"))
 
 
 def _plural(count: int, noun: str, many: str = "") -> str:

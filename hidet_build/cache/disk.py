@@ -323,6 +323,14 @@ class DiskCache:
         return False
 
     def _copy(self, path: str, digest: Digest, executable: bool) -> None:
+        try:
+            self._copy_once(path, digest, executable)
+        except FileNotFoundError:
+            # Who ends an export takes tmp/ away, when it is empty. If it is the source that is gone, this says so.
+            os.makedirs(self._temporary, exist_ok=True)
+            self._copy_once(path, digest, executable)
+
+    def _copy_once(self, path: str, digest: Digest, executable: bool) -> None:
         temporary = temporary_path(self._temporary)
         copy(path, temporary, digest, executable)
         try:
@@ -343,6 +351,7 @@ class DiskCache:
         self._write("cas", digest.hash, content, 0o444, seal_time_ns(digest.hash))
 
     def _write(self, kind: str, content_hash: str, content: bytes, mode: int, mtime_ns: int | None) -> None:
+        os.makedirs(self._temporary, exist_ok=True)  # as in `_copy`
         temporary = temporary_path(self._temporary)
         write_new(temporary, content, mode, mtime_ns)
         try:
