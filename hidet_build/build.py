@@ -43,9 +43,6 @@ MARKERS = {
 }
 _SHOWN = 3  # requests of more targets than this do not list what was made
 
-# What decides which tools are found, and so what was planned with them.
-_TOOL_VARIABLES = ("PATH", "CXX", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH")
-
 
 def build(
     request: Request, options: Options, environment: Mapping[str, str], processes: Processes, reporter: Reporter
@@ -60,7 +57,7 @@ def build(
     toolchains = find_toolchains(request.user_cache, environment, processes, layout)
     identity = (
         *(request.patterns, request.package, request.root, request.output_base),
-        *(request.platform, request.symlink_prefix, sys.version, *map(environment.get, _TOOL_VARIABLES)),
+        *(request.platform, request.symlink_prefix, sys.version, *map(environment.get, quick.TOOL_VARIABLES)),
     )
     finished: Mapping[str, Outcome] = {}
     lasting = Lasting(

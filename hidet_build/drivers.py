@@ -69,7 +69,6 @@ _KINDS = (".so", ".o")
 _HERE = Location("hidet_build.drivers", 1, 1)
 _FILL = f"run the program without {REQUIRE_CACHED} where the store is filled; export the store after that"
 _TYPES = "func_types.pickle"
-GIVEN = "given.json"
 # hidet's options that decide how CUDA code is compiled, and not what is generated.
 _COMPILE_OPTIONS = {"cuda.build.ftz": True, "cuda.build.prec_div": False}
 
@@ -246,12 +245,13 @@ class _Session:
         failures = self._lower([request], platform)
         if failures:
             raise failures[0]
+        from hidet_build.worker import live  # hidet, which the caller has imported
+
         folder = self._given(0, 0)
         contents = [_content(os.path.join(folder, name)) for name in generated_files(platform.kind)]
-        given = json.loads(_content(os.path.join(folder, GIVEN)))
+        given = json.loads(_content(os.path.join(folder, live.GIVEN)))
         found = [(place, _digests(path)) for place, path in sorted(given.items())]
-        names = ("hidet", "cxx", *(["nvcc"] if platform.kind == "cuda" else []))
-        tools = [self._toolchains.get(name).identity for name in names]
+        tools = self._identities(platform)
         rows = (platform.target, platform.march, platform.options, contents, found, tools)
         return sha256(repr(rows).encode()).hexdigest()[:16]
 
@@ -286,11 +286,14 @@ class _Session:
         said = identity.identity(task)
         if said is None:
             return None
-        names = ("hidet", "cxx", "binutils", *(["nvcc"] if platform.kind == "cuda" else []))
-        tools = [self._toolchains.get(name).identity for name in names]
         compile_options = [f"{key}={value}" for key, value in platform.options]
         arguments = ["build_task", platform.target, *platform.march, *compile_options]
-        return key_of(arguments, live.options_text(), said, tools)
+        return key_of(arguments, live.options_text(), said, self._identities(platform))
+
+    def _identities(self, platform: Platform) -> list[str]:
+        """What the tools are that make a library for a platform."""
+        names = ("hidet", "cxx", "binutils", *(["nvcc"] if platform.kind == "cuda" else []))
+        return [self._toolchains.get(name).identity for name in names]
 
     def _lowering_key(self, module: IRModule, platform: Platform) -> Digest | None:
         """The key of what lowering a module writes, or None where it cannot be told from another."""
@@ -383,9 +386,8 @@ class _Session:
     @staticmethod
     def _options(platform: Platform) -> dict[str, str]:
         """What hidet's options must say of the architecture while it lowers."""
-        device = (
-            {"cuda.arch": platform.arch.rstrip("af")} if platform.kind == "cuda" else {}
-        )  # it adds the letter itself
+        # hidet adds the letter of sm_90a by itself, and cannot read it.
+        device = {"cuda.arch": platform.arch.rstrip("af")} if platform.kind == "cuda" else {}
         return {**device, "cpu.arch": platform.cpu_arch}
 
     def _lower(self, requests: Sequence[_Request], platform: Platform) -> dict[int, BuildError]:
@@ -422,7 +424,9 @@ class _Session:
 
     def _keep(self, key: Digest, folder: str) -> None:
         """Keep what lowering wrote, unless it names files of this machine."""
-        if json.loads(_content(os.path.join(folder, GIVEN))) == {}:
+        from hidet_build.worker import live
+
+        if json.loads(_content(os.path.join(folder, live.GIVEN))) == {}:
             self._kept.put(key, {name: os.path.join(folder, name) for name in os.listdir(folder)})
 
     def _given(self, number: int, index: int) -> str:
@@ -469,7 +473,9 @@ class _Session:
 
     def _given_files(self, folder: str, table: Mapping[str, Any]) -> tuple[dict[str, Artifact], dict[str, Artifact]]:
         """The headers a module asks for, and the objects and libraries: path in an execution root -> artifact."""
-        with open(os.path.join(self._layout.root, folder, GIVEN), encoding="utf-8") as file:
+        from hidet_build.worker import live
+
+        with open(os.path.join(self._layout.root, folder, live.GIVEN), encoding="utf-8") as file:
             given: dict[str, str] = json.load(file)
         headers: dict[str, Artifact] = {}
         others: dict[str, Artifact] = {}

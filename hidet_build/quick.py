@@ -35,15 +35,12 @@ if TYPE_CHECKING:  # without the import of typing
 
 ROOT_FILE = "BUILD.yaml"
 OURS = ("hidet-out", "hidet-bin", "hidet-testlogs")
+# What decides which tools are found, and so what is planned with them.
+TOOL_VARIABLES = ("PATH", "CXX", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH")
 # All that a build can be told through the environment. Another value is another command line.
 VARIABLES = (
-    "PATH",
-    "CXX",
-    "CUDACXX",
-    "CUDA_HOME",
-    "CUDA_PATH",
+    *TOOL_VARIABLES,
     "HOME",
-    "PYTHONPATH",
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
     "HIDET_BUILD_DISK_CACHE",

@@ -21,7 +21,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -323,23 +323,12 @@ class DiskCache:
         return False
 
     def _copy(self, path: str, digest: Digest, executable: bool) -> None:
-        try:
-            self._copy_once(path, digest, executable)
-        except FileNotFoundError:
-            # Who ends an export takes tmp/ away, when it is empty. If it is the source that is gone, this says so.
-            os.makedirs(self._temporary, exist_ok=True)
-            self._copy_once(path, digest, executable)
-
-    def _copy_once(self, path: str, digest: Digest, executable: bool) -> None:
-        temporary = temporary_path(self._temporary)
-        copy(path, temporary, digest, executable)
-        try:
+        def fill(temporary: str) -> None:
+            copy(path, temporary, digest, executable)
             if digests.of_file(temporary) != digest:
                 raise OSError(0, "the file changed after it was hashed", path)
-            self._rename("cas", digest.hash, temporary)
-        except BaseException:
-            remove(temporary)
-            raise
+
+        self._put("cas", digest.hash, fill)
 
     def _add(self, content: bytes) -> None:
         digest = digests.of_bytes(content)
@@ -351,10 +340,21 @@ class DiskCache:
         self._write("cas", digest.hash, content, 0o444, seal_time_ns(digest.hash))
 
     def _write(self, kind: str, content_hash: str, content: bytes, mode: int, mtime_ns: int | None) -> None:
-        os.makedirs(self._temporary, exist_ok=True)  # as in `_copy`
-        temporary = temporary_path(self._temporary)
-        write_new(temporary, content, mode, mtime_ns)
+        self._put(kind, content_hash, lambda temporary: write_new(temporary, content, mode, mtime_ns))
+
+    def _put(self, kind: str, content_hash: str, fill: Callable[[str], None]) -> None:
+        # Have a file filled in tmp/, and give it its name.
         try:
+            self._put_once(kind, content_hash, fill)
+        except FileNotFoundError:
+            # Who ends an export takes tmp/ away, when it is empty. If it is a source that is gone, this says so.
+            os.makedirs(self._temporary, exist_ok=True)
+            self._put_once(kind, content_hash, fill)
+
+    def _put_once(self, kind: str, content_hash: str, fill: Callable[[str], None]) -> None:
+        temporary = temporary_path(self._temporary)
+        try:
+            fill(temporary)
             self._rename(kind, content_hash, temporary)
         except BaseException:
             remove(temporary)
