@@ -24,6 +24,7 @@ from hidet_build.errors import (
     did_you_mean,
     error_list,
 )
+from hidet_build.limits import whole_memory
 from hidet_build.process import Processes
 from hidet_build.quick import Changes
 from hidet_build.settings import (
@@ -280,6 +281,14 @@ def _build_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", "-j", metavar="N", type=_jobs, default=0, help="actions to run at once (default: the cores)"
     )
+    parser.add_argument(
+        "--local_resources",
+        metavar="memory=SIZE",
+        type=_memory,
+        default=0,
+        help="what running actions may take together, judged by what each took before: "
+        "memory=4096 (MiB), memory=4G, memory=HOST_RAM*.5 (default: what is free)",
+    )
     _switch(parser, "keep_going", "-k", help="go on with what does not depend on a failed action")
     _switch(parser, "subcommands", "-s", help="print each command line as it starts, ready to paste")
     _switch(parser, "verbose_failures", help="show everything a failed command said")
@@ -340,6 +349,21 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
+def _memory(text: str) -> int:
+    """Bytes of `memory=SIZE`: MiB as in Bazel, a number with a unit, or a part of what the machine has."""
+    name, _, size = text.partition("=")
+    found = re.fullmatch(r"(?:(HOST_RAM)(?:\*([\d.]+))?|([\d.]+)([KMGT]?)(?:i?B)?)", size, re.IGNORECASE)
+    if name != "memory" or not found:
+        raise argparse.ArgumentTypeError(f"expected memory=4096 (MiB), memory=4G or memory=HOST_RAM*.5, not {text!r}")
+    whole, share, number, unit = found.groups()
+    try:
+        if whole:
+            return max(1, int(whole_memory() * float(share or 1)))
+        return max(1, int(float(number) * (1 << 10 * " KMGT".index(unit.upper() or "M"))))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{share or number!r} is no number") from None
+
+
 # ---- verbs
 
 
@@ -383,6 +407,7 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
         check_up_to_date=options.check_up_to_date,
         nocache=not options.cache,
         require_cached=require_cached(options.require_cached, os.environ),
+        memory=options.local_resources,
     )
     if running.nocache and running.require_cached:
         raise UsageError(

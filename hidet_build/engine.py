@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from hidet_build import files
 from hidet_build.action import Action, ActionResult, Artifact, Continuation, OutputFile, Step, Text
+from hidet_build.costs import Cost, Costs
 from hidet_build.digest import Digest, of_text
 from hidet_build.errors import ActionFailed, AnalysisError, BuildError, Interrupted, NotCached
 from hidet_build.execution import Layout
 from hidet_build.performer import Done, Notice, Options, Performer, Work, target_of, targets_of
 from hidet_build.plan import PlanStale, content_digest, inputs_of, outputs_of
 from hidet_build.progress import Outcome, Reporter
+from hidet_build.schedule import Node, Phase, Ready
 from hidet_build.state import Record, State
 from hidet_build.toolchain.base import Toolchain
 from hidet_build.toolchain.registry import Toolchains
@@ -47,32 +47,7 @@ class Result:
     actions: int = 0  # that were looked at
 
 
-class _Phase(Enum):
-    """The life of a step, in order; FAILED and SKIPPED end it early."""
-
-    KNOWN = "declared, but nobody asked for it"
-    WAITING = "its inputs are not all made"
-    READY = "it can start"
-    RUNNING = "a thread has it"
-    DONE = "its outputs are there"
-    FAILED = "it ran and failed"
-    SKIPPED = "something it needs failed"
-
-
-_OVER = (_Phase.DONE, _Phase.FAILED, _Phase.SKIPPED)
-
-
-class _Node:
-    """A step in the schedule; changed by the loop thread alone."""
-
-    __slots__ = ("attempts", "dependents", "phase", "step", "unmet")
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.phase = _Phase.KNOWN
-        self.unmet = 0
-        self.attempts = 0
-        self.dependents: list[tuple[_Node, Artifact]] = []
+_OVER = (Phase.DONE, Phase.FAILED, Phase.SKIPPED)
 
 
 class Engine:
@@ -95,12 +70,13 @@ class Engine:
         self._toolchains = toolchains
         self._reporter = reporter
         self._cancelled = cancelled
-        self._makers: dict[str, _Node] = {}
+        self._makers: dict[str, Node] = {}
         self._contents: dict[str, tuple[Digest, bool]] = {}  # made files: digest and executable bit, by artifact id
         self._folders: dict[str, tuple[str, ...]] = {}  # files in made folders, by artifact id
-        self._ready: deque[_Node] = deque()
-        self._running: dict[str, tuple[_Node, Work]] = {}  # by signature: equal actions run once
-        self._twins: dict[str, list[_Node]] = {}  # waiting for the running one with the same signature
+        self._costs = Costs(state.folder)
+        self._ready = Ready(self._costs.seconds)
+        self._running: dict[str, tuple[Node, Work]] = {}  # by signature: equal actions run once
+        self._twins: dict[str, list[Node]] = {}  # waiting for the running one with the same signature
         self._posted: queue.SimpleQueue[Done | Notice] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -149,7 +125,7 @@ class Engine:
     def made(self, artifact: Artifact) -> bool:
         """Whether a wanted artifact is there and right after `build`."""
         maker = self._maker(artifact)
-        return artifact.is_source or (maker is not None and maker.phase is _Phase.DONE)
+        return artifact.is_source or (maker is not None and maker.phase is Phase.DONE)
 
     def folders(self) -> list[str]:
         """Every made folder of this build, by artifact id."""
@@ -171,7 +147,7 @@ class Engine:
             if self._cancelled():
                 self._result.interrupted = self._stopping = True
             while self._ready and not self._stopping and self._may_start():
-                self._start(self._ready.popleft())
+                self._start(self._ready.pop())
             if not self._running and (self._stopping or not self._ready):
                 break
             try:
@@ -190,7 +166,7 @@ class Engine:
             return False
         if any("exclusive" in work.action.tags for _, work in self._running.values()):
             return False
-        step = self._ready[0].step
+        step = self._ready.peek().step
         return not (isinstance(step, Action) and "exclusive" in step.tags and self._running)
 
     def _close(self) -> None:
@@ -200,12 +176,13 @@ class Engine:
             thread.join()
         self._performer.close()
         self._state.save()
+        self._costs.save()
 
     # ---- what is wanted
 
-    def _know(self, step: Step, promised_by: _Node | None = None) -> None:
+    def _know(self, step: Step, promised_by: Node | None = None) -> None:
         """Make a declared step findable by its outputs; a continuation gives way to the steps it declared."""
-        node = _Node(step)
+        node = Node(step)
         for artifact in outputs_of(step):
             other = self._makers.get(artifact.id)
             if other is not None and other is not promised_by and other is not node:
@@ -221,9 +198,9 @@ class Engine:
             return  # perhaps nobody needs it
         self._know(action)
         self._hold(action, _restored(record))
-        self._set(self._makers[action.id], _Phase.DONE)
+        self._set(self._makers[action.id], Phase.DONE)
 
-    def _maker(self, artifact: Artifact) -> _Node | None:
+    def _maker(self, artifact: Artifact) -> Node | None:
         """Who makes an artifact: the step with that output, or the one with a folder around it."""
         where = artifact.id if artifact.platform else ""
         while where:
@@ -233,11 +210,11 @@ class Engine:
             where = where.rpartition("/")[0]
         return None
 
-    def _want(self, demands: Iterable[tuple[Artifact, _Node | None]]) -> None:
+    def _want(self, demands: Iterable[tuple[Artifact, Node | None]]) -> None:
         """Ask for artifacts, each for a step or (None) for the user, and for whatever their makers need in turn."""
         waiting = list(demands)
         waiters = [user for _, user in waiting if user is not None]
-        selected: list[_Node] = []
+        selected: list[Node] = []
         while waiting:
             artifact, user = waiting.pop()
             maker = self._maker(artifact)
@@ -248,14 +225,14 @@ class Engine:
                     owner = user.step.owner if user else "the request"
                     raise AnalysisError(f"{owner}: nothing makes {artifact.path}")
                 continue
-            if user is not None and maker.phase is not _Phase.DONE:
+            if user is not None and maker.phase is not Phase.DONE:
                 maker.dependents.append((user, artifact))
                 user.unmet += 1
-            if maker.phase is _Phase.KNOWN:
-                self._set(maker, _Phase.WAITING)
+            if maker.phase is Phase.KNOWN:
+                self._set(maker, Phase.WAITING)
                 selected.append(maker)
                 waiting += [(one, maker) for one in inputs_of(maker.step)]
-            elif maker.phase in (_Phase.FAILED, _Phase.SKIPPED) and user is not None:
+            elif maker.phase in (Phase.FAILED, Phase.SKIPPED) and user is not None:
                 self._skip(user)
         for node in (*reversed(selected), *waiters):  # the deepest were selected last: start with them
             self._ready_if_met(node)
@@ -263,19 +240,19 @@ class Engine:
         self._result.actions += len(added)
         self._reporter.actions_added(sum(step.id not in self._earlier for step in added))
 
-    def _ready_if_met(self, node: _Node) -> None:
-        if node.phase is _Phase.WAITING and not node.unmet:
-            self._set(node, _Phase.READY)
-            self._ready.append(node)
+    def _ready_if_met(self, node: Node) -> None:
+        if node.phase is Phase.WAITING and not node.unmet:
+            self._set(node, Phase.READY)
+            self._ready.add(node)
 
     @staticmethod
-    def _set(node: _Node, phase: _Phase) -> None:
+    def _set(node: Node, phase: Phase) -> None:
         """The one place where a phase changes."""
         node.phase = phase
 
     # ---- starting
 
-    def _start(self, node: _Node) -> None:
+    def _start(self, node: Node) -> None:
         try:
             if isinstance(node.step, Continuation):
                 self._continue(node, node.step)
@@ -303,7 +280,7 @@ class Engine:
         except PlanStale:
             self._stale = self._stopping = True
 
-    def _continue(self, node: _Node, step: Continuation) -> None:
+    def _continue(self, node: Node, step: Continuation) -> None:
         """Let a continuation declare its steps and hand its dependents over to them."""
         steps = step.function(self._read)
         self._expansions[step.id] = (content_digest(map(self._read, step.inputs)), steps)
@@ -314,8 +291,8 @@ class Engine:
                 raise AnalysisError(
                     f"{step.owner}: nothing makes {artifact.path}, though it was promised", location=step.location
                 )
-        self._set(node, _Phase.DONE)
-        demands: list[tuple[Artifact, _Node | None]] = []
+        self._set(node, Phase.DONE)
+        demands: list[tuple[Artifact, Node | None]] = []
         for user, artifact in node.dependents:
             user.unmet -= 1
             demands.append((artifact, user))
@@ -382,15 +359,15 @@ class Engine:
                 return False
         return all(os.path.isdir(target_of(targets, name)) for name in record.directories)
 
-    def _hand_over(self, node: _Node, work: Work) -> None:
+    def _hand_over(self, node: Node, work: Work) -> None:
         if len(self._threads) < self._options.jobs and len(self._threads) <= len(self._running):
             thread = threading.Thread(target=self._serve, name=f"runner-{len(self._threads)}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        self._set(node, _Phase.RUNNING)
+        self._set(node, Phase.RUNNING)
         self._running[work.signature] = (node, work)
         self._reporter.started(work.action, "worker" if work.action.tool.startswith("hidet") else "local")
-        self._jobs.put(work)
+        self._jobs.put(work._replace(memory=self._costs.of(work.action).memory))
 
     # ---- finishing
 
@@ -412,8 +389,11 @@ class Engine:
         else:
             assert done.result is not None
             self._state.remember(work.action.id, _record(work.signature, done.key, done.result), work.description)
+            if done.outcome is Outcome.EXECUTED:
+                self._costs.learn(work.action, Cost(done.result.seconds, done.memory))
             self._succeed(node, work.action, done.result, done.outcome)
-        self._ready.extendleft(twins)
+        for twin in twins:
+            self._ready.add_first(twin)
 
     def _not_cached(self, work: Work, missing: str) -> NotCached:
         """That an action would have to run, to make what, and why, as far as an earlier build or the caches tell."""
@@ -430,14 +410,14 @@ class Engine:
             hint=hint,
         )
 
-    def _again(self, node: _Node, action: Action, changed: Sequence[str]) -> None:
+    def _again(self, node: Node, action: Action, changed: Sequence[str]) -> None:
         """Have an action run once more, whose sources changed while it ran."""
         for path in changed:
             self._state.forget_source(path)
         node.attempts += 1
         if node.attempts < 3:
-            self._set(node, _Phase.READY)
-            self._ready.appendleft(node)
+            self._set(node, Phase.READY)
+            self._ready.add_first(node)
             return
         message = f"{action.owner}: {', '.join(changed)} changed each time {action.mnemonic} ran"
         hint = "build again when the file is at rest; a command that writes to it must copy it first"
@@ -452,20 +432,20 @@ class Engine:
             inside = tuple(file.path[len(name) + 1 :] for file in result.files if file.path.startswith(name + "/"))
             self._folders[targets[name]] = inside
 
-    def _succeed(self, node: _Node, action: Action, result: ActionResult, outcome: Outcome) -> None:
+    def _succeed(self, node: Node, action: Action, result: ActionResult, outcome: Outcome) -> None:
         self._hold(action, result)
         self._result.counts[outcome] += 1
         if action.id not in self._earlier:
             self._reporter.finished(action, outcome, result)
         self._finished[action.id] = outcome
-        self._set(node, _Phase.DONE)
+        self._set(node, Phase.DONE)
         for user, _ in node.dependents:
             user.unmet -= 1
             self._ready_if_met(user)
         node.dependents = []
 
-    def _fail(self, node: _Node, error: BuildError) -> None:
-        self._set(node, _Phase.FAILED)
+    def _fail(self, node: Node, error: BuildError) -> None:
+        self._set(node, Phase.FAILED)
         if isinstance(error, Interrupted):
             self._result.interrupted = True
         else:
@@ -477,12 +457,12 @@ class Engine:
         for user, _ in node.dependents:
             self._skip(user)
 
-    def _skip(self, node: _Node) -> None:
+    def _skip(self, node: Node) -> None:
         waiting = [node]
         while waiting:
             node = waiting.pop()
             if node.phase not in _OVER:
-                self._set(node, _Phase.SKIPPED)
+                self._set(node, Phase.SKIPPED)
                 self._result.counts[Outcome.SKIPPED] += isinstance(node.step, Action)
                 waiting += [user for user, _ in node.dependents]
 

@@ -17,7 +17,7 @@ def processors(root: str = "/") -> int:
 
 def memory(root: str = "/") -> int:
     """Bytes of memory that we may fill: what the machine has free, or what a group above us has left of its limit."""
-    free = [_meminfo(root)]
+    free = [_meminfo(root, "MemAvailable")]
     for folder in _folders(root, "memory"):
         for limit_name, usage_name in (
             ("memory.max", "memory.current"),
@@ -27,6 +27,14 @@ def memory(root: str = "/") -> int:
             if limit is not None and usage is not None:
                 free.append(limit - usage + _reclaimable(folder))
     return max(0, min(free))
+
+
+def whole_memory(root: str = "/") -> int:
+    """Bytes of memory that this machine has, or a group above us may use, whoever uses them now."""
+    limits = [_meminfo(root, "MemTotal")]
+    for folder in _folders(root, "memory"):
+        limits += [_number(os.path.join(folder, name)) or limits[0] for name in ("memory.max", "memory.limit_in_bytes")]
+    return min(limits)
 
 
 def _quotas(root: str) -> Iterator[tuple[int, int]]:
@@ -57,9 +65,9 @@ def _folders(root: str, controller: str) -> Iterator[str]:
                 yield folder
 
 
-def _meminfo(root: str) -> int:
+def _meminfo(root: str, name: str) -> int:
     for line in _text(os.path.join(root, "proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 1 << 62  # a kernel that does not say
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hidet_build import files
+from hidet_build import files, limits
 from hidet_build.action import Action, ActionResult, Artifact, OutputFile
+from hidet_build.budget import MemoryBudget
 from hidet_build.cache.base import Cache
 from hidet_build.digest import EMPTY, Digest
 from hidet_build.errors import ActionFailed, EnvironmentFailure, Interrupted
@@ -43,6 +44,7 @@ class Options:
     check_up_to_date: bool = False
     nocache: bool = False  # run every action, whatever caches and earlier builds hold
     require_cached: bool = False  # run none
+    memory: int = 0  # bytes that running actions may take together; 0: what the machine leaves us
 
 
 class Runner(Protocol):
@@ -74,6 +76,7 @@ class Work(NamedTuple):
     trees: Mapping[str, str]  # toolchain folders: name -> folder on disk
     signature: str
     description: tuple[Any, ...]
+    memory: int = 0  # bytes it is expected to take
 
 
 class Done(NamedTuple):
@@ -86,6 +89,7 @@ class Done(NamedTuple):
     error: BaseException | None = None
     changed: tuple[str, ...] = ()  # sources that changed while the action ran: its result counts for nothing
     missing: str = ""  # under require_cached: why there is no result
+    memory: int = 0  # bytes it took at most, where it ran
 
 
 class Performer:
@@ -113,9 +117,11 @@ class Performer:
         self._cancelled = cancelled
         self._advise = advise
         self._tell = tell
+        self._budget = MemoryBudget(lambda: options.memory or limits.memory(), cancelled)
         self._roots = ExecutionRoots(layout.state)
         self._placer = files.Placer()
         self._tree_digests: dict[str, Digest] = {}
+        self._told_short = False
         self._lock = threading.Lock()  # of what is made once and used by all threads
 
     def close(self) -> None:
@@ -242,7 +248,8 @@ class Performer:
             if self._options.subcommands:
                 line = self._runner.command(action, work.toolchain, place.moved(self._keeping_place(action)))
                 self._tell(lambda reporter: reporter.command(line))
-            ended = self._runner.run(action, work.toolchain, place)
+            with self._budget.hold(work.memory, self._tell_short):
+                ended = self._runner.run(action, work.toolchain, place)
             changed = tuple(path for path in _sources(action) if self._state.source_changed(path))
             if changed:
                 return Done(work, Outcome.FAILED, changed=changed)
@@ -258,7 +265,7 @@ class Performer:
                 place.clear(action)
                 self._keep(place, action)
                 kept = True
-            return Done(work, Outcome.EXECUTED, result, key.digest.hash)
+            return Done(work, Outcome.EXECUTED, result, key.digest.hash, memory=ended.max_rss)
         finally:
             if not kept:
                 self._roots.give_back(place)
@@ -356,6 +363,16 @@ class Performer:
         name = os.fsdecode(os.fsencode(f"{action.outputs[0][1].path}.{action.mnemonic}".replace("/", "."))[-200:])
         return os.path.join(self._layout.state, "kept", action.platform, name)
 
+    def _tell_short(self, amount: int, limit: int) -> None:
+        text = (
+            f"fewer actions run at once than could: together they would take more than {_gigabytes(limit)} of memory, "
+            f"the next one {_gigabytes(amount)} (--local_resources=memory=... sets another limit)"
+        )
+        with self._lock:
+            told, self._told_short = self._told_short, True
+        if not told:
+            self._tell(lambda reporter: reporter.message(text))
+
     def _tell_waiting(self, holder: Holder, _: float) -> None:
         self._tell(lambda reporter: reporter.waiting(holder.label, holder.pid, holder.host, holder.since))
 
@@ -394,6 +411,10 @@ def target_of(targets: Mapping[str, str], name: str) -> str:
 def _libraries_last(found: Sequence[OutputFile]) -> list[OutputFile]:
     """Whoever sees a new library must find its companions new as well."""
     return sorted(found, key=lambda file: (file.path.endswith(".so"), file.path))
+
+
+def _gigabytes(amount: int) -> str:
+    return f"{amount / (1 << 30):.1f} GiB"
 
 
 def _excerpt(output: bytes, whole: bool) -> str:

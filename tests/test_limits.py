@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hidet_build.limits import memory, processors
+from hidet_build.limits import memory, processors, whole_memory
 
 GIB = 1 << 30
 
@@ -84,3 +84,13 @@ def test_this_machine() -> None:
     """The real files can be read."""
     assert 1 <= processors() <= len(os.sched_getaffinity(0))
     assert memory() > 0
+
+
+def test_whole_memory(tmp_path: Path) -> None:
+    """What the machine has counts where no group has less, whoever uses it now."""
+    files = {"proc/meminfo": f"MemTotal: {8 * GIB // 1024} kB\nMemAvailable: 9 kB\n"}
+
+    assert whole_memory(machine(tmp_path, files)) == 8 * GIB
+    files = {**files, **V2, "sys/fs/cgroup/user/build/memory.max": "max\n", "sys/fs/cgroup/user/memory.max": f"{GIB}\n"}
+
+    assert whole_memory(machine(tmp_path, files)) == GIB

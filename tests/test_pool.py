@@ -25,7 +25,8 @@ from hidet.lang import attrs
 from hidet.lang.types import f32
 
 
-def kernel(name, until=None):
+def kernel(name, until=None, take=0):
+    taken = b"x" * (take << 20)
     with open(name, "w") as file:
         file.write(f"{os.getpid()} {os.getppid()}")
     os.rename(name, name + ".here")
@@ -108,12 +109,13 @@ def room(tmp_path: Path) -> Iterator[Room]:
 def test_several_steps_run_at_once(room: Room) -> None:
     """Two steps wait for each other's files: neither could end if they did not run at the same time."""
     with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(room.lower, "kernel", '{"name": "one", "until": "two.here"}')
+        one = threads.submit(room.lower, "kernel", '{"name": "one", "until": "two.here", "take": 300}')
         two = threads.submit(room.lower, "kernel", '{"name": "two", "until": "one.here"}')
         results = [one.result(), two.result()]
 
     assert [(result.exit_code, result.output) for result in results] == [(0, b"done one\n"), (0, b"done two\n")]
-    assert [result.max_rss > 0 and result.seconds > 0 for result in results] == [True, True]
+    assert [result.seconds > 0 for result in results] == [True, True]
+    assert [result.max_rss > 300 << 20 for result in results] == [True, False]
     assert room.wait_for("one.here")[1] == room.wait_for("two.here")[1]
     assert room.pool.startup_seconds > 0
     assert room.pool.startup_max_rss > 0
