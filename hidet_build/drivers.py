@@ -212,6 +212,7 @@ class _Session:
         self._store = disk_cache(None, os.environ) or os.path.join(self._own.path, "store")
         self._kept = KeptResults(self._store, read_only=self._require_cached)
         self._layout = Layout(os.path.join(self._own.path, "given"), os.path.join(self._own.path, "made"))
+        self._hidet_is_patched: bool | None = None
         self._processes = Processes()
         self._toolchains = find_toolchains(user_cache(os.environ), os.environ, self._processes, self._layout)
 
@@ -281,9 +282,9 @@ class _Session:
 
     def task_key(self, task: Task, platform: Platform) -> Digest | None:
         """The key of everything a task becomes, or None where the task itself cannot be told from another."""
-        from hidet_build.worker import identity, live
+        from hidet_build.worker import live
 
-        said = identity.identity(task)
+        said = self._identity(task)
         if said is None:
             return None
         compile_options = [f"{key}={value}" for key, value in platform.options]
@@ -295,13 +296,21 @@ class _Session:
         names = ("hidet", "cxx", "binutils", *(["nvcc"] if platform.kind == "cuda" else []))
         return [self._toolchains.get(name).identity for name in names]
 
+    def _identity(self, value: IRModule | Task) -> bytes | None:
+        """Bytes that say all of a module or a task, or None where there are none that can be relied on."""
+        from hidet_build.worker import identity
+
+        if self._hidet_is_patched is None:  # asked once a call, for it takes some time
+            self._hidet_is_patched = identity.is_patched()
+        return None if self._hidet_is_patched else identity.identity(value)
+
     def _lowering_key(self, module: IRModule, platform: Platform) -> Digest | None:
         """The key of what lowering a module writes, or None where it cannot be told from another."""
-        from hidet_build.worker import identity, live
+        from hidet_build.worker import live
 
         if self._force or live.option("save_lower_ir"):
             return None
-        said = identity.identity(module)
+        said = self._identity(module)
         tools = [self._toolchains.get("hidet").identity]
         return None if said is None else key_of(["lower", platform.target], live.options_text(), said, tools)
 

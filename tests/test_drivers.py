@@ -383,6 +383,29 @@ def test_lowering_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert 3.0 == result(tmp_path / "out")
 
 
+def test_patched_hidet_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program has changed how hidet lowers, what was lowered before says nothing."""
+    found = [result_of(tmp_path)]
+    codegen = sys.modules["hidet.backend.codegen"].Codegen
+    original = codegen.visit_Constant
+
+    def other(self: Any, constant: Any) -> Any:
+        return original(self, hidet.ir.expr.constant(5.0, "float32") if constant.value == 2.0 else constant)
+
+    monkeypatch.setattr(codegen, "visit_Constant", other)
+    found.append(result_of(tmp_path))
+    monkeypatch.setattr(codegen, "visit_Constant", original)
+    found.append(result_of(tmp_path))
+
+    assert [2.0, 5.0, 2.0] == found
+
+
+def result_of(folder: Path) -> float:
+    """What the module that multiplies by two becomes, built in a used folder."""
+    build_ir_module(scale(2.0), str(folder / "out"), "cpu")
+    return result(folder / "out")
+
+
 def test_options_count_for_lowering(tmp_path: Path, cache: Path) -> None:
     """An option that changes what is generated is no hit for what was generated without it."""
     sources = []

@@ -16,7 +16,7 @@ hidet = pytest.importorskip("hidet")
 from hidet.ir.compute import tensor_input  # noqa: E402
 from hidet.ir.primitives.func import primitive_func_pool, register_primitive_function  # noqa: E402
 
-from hidet_build.worker.identity import identity  # noqa: E402
+from hidet_build.worker.identity import identity, is_patched  # noqa: E402
 from tests import ir_modules  # noqa: E402
 
 
@@ -126,3 +126,32 @@ def test_primitive_functions_of_the_users_own_count() -> None:
 
     assert None not in found
     assert found[0] != found[1]
+
+
+def fold(*_: Any) -> None:
+    """Stands for a function of hidet's."""
+
+
+def patches() -> list[tuple[str, Any, str, Any]]:
+    """Places in hidet where programs put functions of their own: what each is, where, its name, what is put there."""
+    driver = sys.modules["hidet.transforms"]
+    simplifier = hidet.transforms.rule_based_simplifier.RuleBasedSimplifier
+    task = hidet.ir.task.Task
+    return [
+        ("a function of a module", driver, "lower", fold),
+        ("a method", simplifier, "visit", fold),
+        ("a static method", task, "from_source", staticmethod(fold)),
+        ("a property", task, "params", property(fold)),
+        ("an entry of a table", sys.modules["hidet.ir.primitives.func"], "hooks", {"fold": [fold]}),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_foreign_functions_in_hidet(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program has put into hidet is seen, wherever it stands."""
+    _, where, name, value = patches()[number]
+
+    assert not is_patched()
+    monkeypatch.setattr(where, name, value, raising=False)
+
+    assert is_patched()

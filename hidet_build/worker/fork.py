@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -113,6 +114,7 @@ def _fork(work: Callable[[], str]) -> tuple[int, int]:
         return pid, answers
     # The child: nothing of the caller's may run here again, neither its handlers nor what it does at exit.
     code = 1
+    gc.freeze()  # what is alive stays: collecting here would only copy its pages
     try:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         os.close(answers)
