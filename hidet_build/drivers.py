@@ -147,7 +147,7 @@ def load_task(folder: str) -> CompiledTask:
     """Load a built task: the output folder of a `task` target, or any that `hidet.runtime.load_compiled_task` takes.
 
     As that function, with these differences: a CPU task of several candidates needs no CUDA to pick one; which is the
-    fastest is remembered in the user's cache, for this very library, and nothing is written into the folder. Raises
+    fastest is remembered in the user's cache, for this very library on such a machine, and nothing is written into the folder. Raises
     UsageError where the folder holds no task.
     """
     from hidet_build.worker import live  # hidet; importing this module must not take seconds
@@ -158,7 +158,13 @@ def load_task(folder: str) -> CompiledTask:
             f"{folder} holds no built task: there is no {missing[0]} in it",
             hint="give it the output folder of a target of the rule task",
         )
-    tables = os.path.join(user_cache(os.environ), "dispatch", of_file(os.path.join(folder, "lib.so")).hash)
+    try:
+        kind = json.loads(_content(os.path.join(folder, "meta.json")))["target"]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder} holds no built task: its meta.json is damaged") from None
+    library = of_file(os.path.join(folder, "lib.so")).hash
+    # A home may be shared by machines on which another candidate is the fastest.
+    tables = os.path.join(user_cache(os.environ), "dispatch", library, live.hardware(kind))
     try:
         os.makedirs(tables, exist_ok=True)
         kept = os.access(tables, os.W_OK)

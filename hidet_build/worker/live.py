@@ -22,8 +22,10 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
+import torch
 from hidet.runtime.compiled_module import load_compiled_module
 from hidet.runtime.compiled_task import compiled_task_cache, load_compiled_task
 from hidet.runtime.utils.dispatch_table import PointsDispachTable
@@ -271,6 +273,16 @@ def load_task(folder: str, tables: str | None = None) -> Any:
         known = compiled.meta_data
         compiled.dispatch_table = table(compiled.candidates, place, known.symbols, known.name)
     return compiled
+
+
+def hardware(kind: str) -> str:
+    """A name for what candidates are timed on: the model of the processor, and for CUDA those of the GPUs."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        models = {line for line in file if line.startswith("model name")}
+    gpus = []
+    if kind == "cuda":  # asking starts CUDA in this process
+        gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return sha256(repr((sorted(models), gpus)).encode()).hexdigest()[:16]
 
 
 def _loadable(folder: str) -> str:
