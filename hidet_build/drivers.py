@@ -147,8 +147,8 @@ def load_task(folder: str) -> CompiledTask:
     """Load a built task: the output folder of a `task` target, or any that `hidet.runtime.load_compiled_task` takes.
 
     As that function, with these differences: a CPU task of several candidates needs no CUDA to pick one; which is the
-    fastest is remembered in the user's cache, for this very library on such a machine, and nothing is written into the folder. Raises
-    UsageError where the folder holds no task.
+    fastest is remembered in the user's cache, for this very library on such a machine, and nothing is written into
+    the folder. Raises UsageError where the folder holds no task.
     """
     from hidet_build.worker import live  # hidet; importing this module must not take seconds
 

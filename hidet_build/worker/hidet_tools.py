@@ -9,12 +9,14 @@ to rules: g++ -O3 -mavx2 -m64 -ffast-math -march=ARCH -fPIC -fopenmp, and at the
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import hidet
@@ -28,6 +30,7 @@ from hidet.graph.operator import Operator
 from hidet.graph.tensor import Tensor
 from hidet.ir.func import Function
 from hidet.ir.module import IRModule
+from hidet.ir.primitives.func import primitive_func_pool, register_primitive_function
 from hidet.ir.task import Task
 from hidet.ir.type import DataType, FuncType, PointerType, TensorPointerType, TensorType, VoidType
 from hidet.lang.script import ScriptModuleContext
@@ -62,6 +65,7 @@ _PINNED: Mapping[str, Any] = {
     "cpu.arch": "x86-64-v3",
     "hip.arch": "gfx90a",
 }
+_HIDETS = frozenset(primitive_func_pool.name2func)  # functions that a kernel can call by name
 _DRIVER_CALL = re.compile(r"\bcu(?:TensorMap|Ctx|Module|Launch|Mem|Device|Func|Stream)[A-Z]\w*\s*\(")
 _SYMBOL = re.compile(r'\bget_(?:ptr_)?symbol_value\("([^"]+)"\)')
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -244,13 +248,35 @@ def _public(module: IRModule) -> list[Function]:
 
 
 def dump_lowered(result: Lowered) -> bytes:
-    """The pickle that the code generation step reads."""
-    return pickle.dumps({"automatic_launch": result.automatic_launch, "module": result.module}, PICKLE_PROTOCOL)
+    """The pickle that the code generation step reads, with the names of functions that a header defines."""
+    known = {"automatic_launch": result.automatic_launch, "module": result.module}
+    pool = primitive_func_pool.name2func
+    registered = [pool[name] for name in sorted(pool.keys() - _HIDETS)]
+    # One that hidet knows the code of is in the module by now.
+    defined = [(one.name, one.codegen_name) for one in registered if one.function is None]
+    written = io.BytesIO()
+    try:
+        pickle.Pickler(written, PICKLE_PROTOCOL).dump({**known, "defined": defined} if defined else known)
+    except (pickle.PicklingError, AttributeError):
+        written = io.BytesIO()
+        _CodelessPickler(written, PICKLE_PROTOCOL).dump({**known, "defined": defined})
+    return written.getvalue()
+
+
+class _CodelessPickler(pickle.Pickler):
+    """Leaves functions out that have no name to be found by: an author's for the type of a call, known by now."""
+
+    def reducer_override(self, value: Any) -> Any:
+        nameless = isinstance(value, FunctionType) and "<" in value.__qualname__
+        return (type(None), ()) if nameless else NotImplemented
 
 
 def load_lowered(content: bytes) -> Lowered:
-    """The reverse of `dump_lowered`."""
-    return Lowered(**pickle.loads(content))
+    """The reverse of `dump_lowered`. Functions that a header defines become known to this process by their names."""
+    known = pickle.loads(content)
+    for name, in_code in known.pop("defined", ()):
+        register_primitive_function(name, FuncType([], VoidType()), in_code)
+    return Lowered(**known)
 
 
 def generate(module: IRModule, kind: str) -> str:

@@ -433,3 +433,50 @@ def test_nothing_is_left_outside_outputs_and_cache(space: Space) -> None:
     assert 1 == done.code
     assert [[], []] == [sorted(path.name for path in (space.base / name).iterdir()) for name in ("tmp", "home")]
     assert ["BUILD.yaml", "a.py", "b.py"] == sorted(path.name for path in (space.root / "k").iterdir())
+
+
+HEADER_CALLED = """\
+    import hidet
+    from hidet.ir.primitives.func import call_primitive_func, register_primitive_function
+    from hidet.ir.type import FuncType
+    from hidet.lang import attrs
+    from hidet.lang.types import f32
+
+    register_primitive_function("seven", FuncType([], type_infer_func=lambda _: f32), codegen_name="seven_of_header")
+
+
+    def seven():
+        return call_primitive_func("seven", [])
+
+
+    def kernel():
+        with hidet.script_module() as module:
+
+            @hidet.script
+            def fill(x: f32[16]):
+                attrs.func_kind = "public"
+                for i in range(16):
+                    x[i] = seven()
+
+        made = module.ir_module()
+        made.include_headers.append("k/seven.h")
+        made.include_dirs.append(".")
+        return made
+    """
+
+
+def test_function_of_a_header(space: Space) -> None:
+    """A kernel may tell hidet of a function that its own header defines."""
+    space.write("k/kernel.py", HEADER_CALLED)
+    space.write("k/seven.h", "static inline float seven_of_header() { return 7.0f; }\n")
+    space.write("k/BUILD.yaml", targets("{rule: ir_module, name: kernel, src: kernel.py, data: [seven.h]}"))
+    space.build("//k:kernel")
+    program = (
+        "import hidet, sys, torch; x = torch.zeros(16); "
+        "hidet.runtime.load_compiled_module(sys.argv[1])['fill'](x); print(x.sum())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, space.root / "hidet-bin/k/kernel"], capture_output=True, check=True
+    )
+
+    assert b"tensor(112.)\n" == done.stdout
