@@ -6,15 +6,17 @@ import gc
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # without the import of typing
+    from hidet_build.quick import Changes
+
 
 def main() -> int:
     """Run the command line; the exit code is one of `hidet_build.errors.ExitCode`."""
     _open_missing_streams()
-    gc.set_threshold(100_000)  # nearly all that we make lives to the end: looking for garbage took a tenth of the time
+    gc.disable()  # nearly all that we make before actions run lives to the end: looking for garbage took a tenth of it
     try:
-        from hidet_build import quick
-
-        answer = quick.answer(sys.argv[1:])
+        answer = _answer(sys.argv[1:])
         if isinstance(answer, int):
             return answer
         from hidet_build import cli  # everything else, only when there may be something to do
@@ -22,6 +24,17 @@ def main() -> int:
         os._exit(8)
 
     return cli.main(sys.argv[1:], answer)
+
+
+def _answer(arguments: list[str]) -> int | Changes | None:
+    """Ask who answers at once, where nothing changed since the last time; imports no more than that needs."""
+    if arguments[:1] == ["query"]:
+        from hidet_build import inquiry
+
+        return inquiry.answer(arguments[1:])
+    from hidet_build import quick
+
+    return quick.answer(arguments)
 
 
 def _open_missing_streams() -> None:

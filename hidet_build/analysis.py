@@ -20,7 +20,6 @@ from hidet_build.rule import (
     FILE,
     FILES,
     LABEL,
-    LABELS,
     Attribute,
     Context,
     DefaultInfo,
@@ -102,30 +101,28 @@ def _value(
     name: str, attribute: Attribute, target: Target, graph: TargetGraph, platform: Platform, analysis: Analysis
 ) -> Any:
     """What the rule gets for one attribute: see `Kind.value`."""
-    value = target.values.get(name, attribute.default)
+    value, kind = target.values.get(name, attribute.default), attribute.kind
     if isinstance(value, Select):
         value = resolve_select(value, platform, name)
-    if attribute.kind == DATA:
+    if kind is DATA:
         return dict(value or {})
-    if value is None:
-        return None
-    if attribute.kind == FILE:
+    if value is None or not kind.refers:
+        return value
+    if kind is FILE:
         files = _files(value, attribute, graph, analysis)
         if len(files) != 1:
             raise AnalysisError(f"{name}: {value.label} makes {len(files)} files, not one", location=value.location)
         return files[0]
-    if attribute.kind == FILES:
+    if kind is FILES:
         return tuple(dict.fromkeys(file for one in value for file in _files(one, attribute, graph, analysis)))
-    if attribute.kind == LABEL:
+    if kind is LABEL:
         dependency = _dependency(value, analysis)
         _check_provides(dependency, name, attribute, graph)
         return dependency
-    if attribute.kind == LABELS:
-        found = [member for one in value for member in _members(_dependency(one, analysis))]
-        for dependency in found:
-            _check_provides(dependency, name, attribute, graph)
-        return tuple({dependency.label: dependency for dependency in found}.values())
-    return value
+    found = [member for one in value for member in _members(_dependency(one, analysis))]
+    for dependency in found:
+        _check_provides(dependency, name, attribute, graph)
+    return tuple({dependency.label: dependency for dependency in found}.values())
 
 
 def _files(reference: Reference, attribute: Attribute, graph: TargetGraph, analysis: Analysis) -> tuple[Artifact, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 import time
@@ -25,13 +26,12 @@ from hidet_build.execution import Layout, is_output_link, link_path
 from hidet_build.files import Placer, seal_time_ns
 from hidet_build.local import LocalRunner
 from hidet_build.lock import KeyLocks, shared
-from hidet_build.performer import Notice, Options, Performer, Waiting
+from hidet_build.performer import Notice, Performer, Waiting
 from hidet_build.plan import Plan, PlanStale
 from hidet_build.precompiled import PRECOMPILED, PrecompiledHeaders
 from hidet_build.process import Processes
 from hidet_build.progress import Outcome, Reporter, Summary
-from hidet_build.request import Request
-from hidet_build.restoration import put_back
+from hidet_build.request import Options, Request
 from hidet_build.state import State
 from hidet_build.toolchain.registry import Toolchains
 from hidet_build.worker.pool import Lasting, WorkerPool
@@ -59,57 +59,39 @@ def build(
         *(request.patterns, request.package, request.root, request.output_base),
         *(request.platform, request.symlink_prefix, sys.version, *map(environment.get, quick.TOOL_VARIABLES)),
     )
-    finished: Mapping[str, Outcome] = {}
+    earlier = PlanStale()
     lasting = Lasting(
         *(request.root, request.worker_idle_timeout, request.worker_folders),
         identity=lambda: toolchains.get("hidet").identity,
     )
     with shared(layout.lock), contextlib.closing(WorkerPool(processes, sys.executable, lasting)) as workers:
         _prepare_folders(request, layout)  # once more: we may have waited for a `clean`
-        put = _put_back(request, options, layout, reporter, started)
-        if put is not None:
-            return put, ExitCode.SUCCESS
         plan = _recall(request, options, layout, identity)
         carry_out = functools.partial(
             _carry_out, identity, request, options, layout, processes, workers, reporter, started
         )
         try:
             if plan is not None and not request.nobuild:
-                return carry_out(plan, toolchains, finished)
+                return carry_out(plan, toolchains, earlier)
         except PlanStale as stale:  # what was declared depends on what was built, and that came out differently
-            finished = stale.finished
+            earlier = stale
             toolchains = find_toolchains(request.user_cache, environment, processes, layout)
         from hidet_build.declaration import declare  # yaml and networkx, only when the graph may have changed
 
         plan = declare(request, options.keep_going, toolchains)
         if not request.nobuild:
-            return carry_out(plan, toolchains, finished)
+            return carry_out(plan, toolchains, earlier)
     for error in plan.errors:
         reporter.error(error)
     summary = Summary({}, time.monotonic() - started, plan.targets, only_analyzed=True)
     return summary, _exit_code(plan.errors)
 
 
-def _put_back(request: Request, options: Options, layout: Layout, reporter: Reporter, started: float) -> Summary | None:
-    """Restore outputs, where they alone differ; None where that is not all there is to do."""
-    changes = request.changes
-    if changes is None or changes.sources or request.nobuild:
-        return None
-    if options.nocache or options.require_cached or options.check_up_to_date or options.explain:
-        return None
-    state, cache = State(layout.state, request.root), DiskCache(_store(request, layout), Placer())
-    if not put_back(changes.outputs, changes.snapshot["outputs"], request.output_base, state, cache):
-        return None
-    for line in changes.snapshot["lines"]:
-        reporter.message(line)
-    count = len(changes.outputs)
-    counts = {Outcome.CACHED: count, Outcome.UP_TO_DATE: changes.snapshot["actions"] - count}
-    shown = {outcome: number for outcome, number in counts.items() if number}
-    return Summary(shown, time.monotonic() - started, changes.snapshot["targets"])
-
-
-def _store(request: Request, layout: Layout) -> str:
-    return request.disk_cache or os.path.join(layout.state, "cache")
+def _collect_garbage() -> None:
+    """Begin to, as a build may be long; what was planned is no garbage, and need not be looked at ever again."""
+    gc.freeze()
+    gc.set_threshold(100_000)
+    gc.enable()
 
 
 def _recall(request: Request, options: Options, layout: Layout, identity: tuple[object, ...]) -> Plan | None:
@@ -132,22 +114,23 @@ def _carry_out(
     started: float,
     plan: Plan,
     toolchains: Toolchains,
-    finished: Mapping[str, Outcome],
+    earlier: PlanStale,
 ) -> tuple[Summary, int]:
     """Run a plan, say what was made, and keep what spares the next build work.
 
-    `finished` is what was done of a plan that turned out not to fit any more.
+    `earlier` is what was done of a plan that turned out not to fit any more.
     """
     for error in plan.errors:
         reporter.error(error)
     if plan.skipped:
         reporter.message(f"{plan.skipped} targets are not for {plan.platform.name} and were skipped")
-    reporter.build_started(len(finished))
+    reporter.build_started(len(earlier.finished) + len(earlier.failed))
     state = State(layout.state, request.root)
     engine = _engine(request, options, layout, state, toolchains, processes, workers, reporter)
+    _collect_garbage()
     with processes.watching():
         wanted = (file for target in plan.wanted for file in target.files)
-        result = engine.build(plan.steps, wanted, finished, plan.part.settled if plan.part else None)
+        result = engine.build(plan.steps, wanted, earlier, plan.part.settled if plan.part else None)
     if plan.renewed is not None:
         plan = replace(plan, evidence=plan.renewed(), renewed=None)
         if not plan.errors:
@@ -220,7 +203,7 @@ def _engine(
     workers: WorkerPool,
     reporter: Reporter,
 ) -> Engine:
-    store = _store(request, layout)
+    store = request.store
 
     def advise(action: Action, output: bytes) -> str | None:
         from hidet_build.declaration import advise  # loads packages, only after a failure
@@ -306,13 +289,15 @@ def _link(request: Request, layout: Layout, plan: Plan) -> None:
 def _summary(result: Result, engine: Engine, plan: Plan, started: float, options: Options, request: Request) -> Summary:
     if plan.part and request.changes:  # the actions that were left out
         result.counts[Outcome.UP_TO_DATE] += request.changes.snapshot["actions"] - result.actions
-    failed = tuple(str(target.label) for target in plan.wanted if not all(engine.made(file) for file in target.files))
+    missing = [target for target in plan.wanted if not all(engine.made(file) for file in target.files)]
+    failed = [target for target in missing if any(engine.given_up(file) for file in target.files)]
     counts = {outcome: count for outcome, count in result.counts.items() if count}
     return Summary(
         counts,
         time.monotonic() - started,
         plan.targets,
-        failed,
+        tuple(str(target.label) for target in failed),
+        len(missing) - len(failed),
         result.interrupted,
         only_checked=options.check_up_to_date,
     )

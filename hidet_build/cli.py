@@ -369,10 +369,9 @@ def _memory(text: str) -> int:
 
 def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processes) -> int:
     # What runs actions is imported by the verbs that run some: a query, or help, is answered in half the time.
-    from hidet_build.build import build
-    from hidet_build.performer import Options
     from hidet_build.progress import choose_reporter
-    from hidet_build.request import Request
+    from hidet_build.request import Options, Request
+    from hidet_build.restoration import restore
 
     root, package = _workspace()
     if not options.words:
@@ -415,7 +414,12 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
             hint=f"leave one out; {REQUIRE_CACHED} in the environment counts as --require_cached",
         )
     try:
-        summary, code = build(request, running, os.environ, processes, reporter)
+        code: int = ExitCode.SUCCESS
+        summary = restore(request, running, reporter)
+        if summary is None:
+            from hidet_build.build import build  # what runs actions, only when there may be some to run
+
+            summary, code = build(request, running, os.environ, processes, reporter)
         reporter.build_finished(summary)
     finally:
         reporter.close()
@@ -425,19 +429,13 @@ def _build(options: argparse.Namespace, argv: Sequence[str], processes: Processe
 
 
 def _query(options: argparse.Namespace, _: Sequence[str], __: Processes) -> int:
-    from hidet_build.inquiry import inquire
+    from hidet_build.inquiry import Question, inquire
 
     root, package = _workspace()
+    base = output_base(options.output_base, os.environ, root)
     try:
-        text, errors = inquire(
-            root,
-            package,
-            " ".join(options.words),
-            options.output,
-            output_base(options.output_base, os.environ, root),
-            options.symlink_prefix,
-            options.keep_going,
-        )
+        question = Question(root, package, " ".join(options.words), options.output, base, options.symlink_prefix)
+        text, errors = inquire(question, options.keep_going)
     except UsageError:
         raise
     except BuildError as error:

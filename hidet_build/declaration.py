@@ -52,7 +52,9 @@ def declare(request: Request, keep_going: bool, toolchains: Toolchains) -> Plan:
         graph, analysis = analyzed(selection.labels)
     steps = tuple(step for declared in analysis.steps.values() for step in declared)
     named = ((graph.targets[label], analysis.default(label).files) for label in analysis.providers)
-    action_graph(steps, ((target, file) for target, files in named for file in files))
+    # Emptied, for a graph of networkx is in a cycle with its views.
+    action_graph(steps, ((target, file) for target, files in named for file in files)).clear()
+    loader.forget()
     wanted = []
     for label in selection.labels:
         info = analysis.default(label)

@@ -37,11 +37,12 @@ from hidet_build.files import remove, write_atomic
 from hidet_build.kept import KeptResults, key_of
 from hidet_build.label import Label
 from hidet_build.lock import KeyLocks, exclusive
-from hidet_build.performer import Options, Waiting
+from hidet_build.performer import Waiting
 from hidet_build.platform import Platform, parse_target
 from hidet_build.precompiled import PRECOMPILED, PrecompiledHeaders
 from hidet_build.process import Processes
 from hidet_build.progress import Reporter, SilentReporter, choose_reporter
+from hidet_build.request import Options
 from hidet_build.rule import Context
 from hidet_build.rules.ir_module import (
     CPU_FLAGS,

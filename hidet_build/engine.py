@@ -20,9 +20,10 @@ from hidet_build.costs import Cost, Costs
 from hidet_build.digest import Digest, of_text
 from hidet_build.errors import ActionFailed, AnalysisError, BuildError, Interrupted, NotCached
 from hidet_build.execution import Layout
-from hidet_build.performer import Done, Notice, Options, Performer, Work, target_of, targets_of
+from hidet_build.performer import Done, Notice, Performer, Work, target_of, targets_of
 from hidet_build.plan import PlanStale, content_digest, inputs_of, outputs_of
 from hidet_build.progress import Outcome, Reporter
+from hidet_build.request import Options
 from hidet_build.schedule import Node, Phase, Ready
 from hidet_build.state import Record, State
 from hidet_build.toolchain.base import Toolchain
@@ -84,8 +85,9 @@ class Engine:
         self._expansions: dict[str, tuple[str, tuple[Step, ...]]] = {}
         self._asked: set[str] = set()  # what the user wants, by artifact id
         self._stopping = self._stale = self._is_part = False
-        self._earlier: Mapping[str, Outcome] = {}
+        self._earlier = PlanStale()  # what an engine did that turned out to have a stale plan
         self._finished: dict[str, Outcome] = {}
+        self._failed: dict[str, tuple[str, BuildError]] = {}
         self._result = Result()
 
     # ---- the story, on the loop thread
@@ -94,7 +96,7 @@ class Engine:
         self,
         steps: Iterable[Step],
         wanted: Iterable[Artifact],
-        earlier: Mapping[str, Outcome] | None = None,
+        earlier: PlanStale | None = None,
         settled: Iterable[Action] | None = None,
     ) -> Result:
         """Make `wanted` and whatever it needs; steps nobody needs are left alone.
@@ -103,9 +105,10 @@ class Engine:
 
         Never raises for a failing action: the result lists failures in the order they happened. Raises PlanStale when
         the steps came from a saved plan that no longer fits; what was running then is finished and recorded. Then
-        `earlier` tells the next engine what it says was finished: that counts as what it was, and is not told again.
+        `earlier` tells the next engine what was finished and what failed: that counts as what it was, and is neither
+        run nor told again.
         """
-        self._earlier = earlier or {}
+        self._earlier = earlier or PlanStale()
         for step in steps:
             self._know(step)
         self._is_part = settled is not None
@@ -119,13 +122,18 @@ class Engine:
         finally:
             self._close()
         if self._stale:
-            raise PlanStale(self._finished)
+            raise PlanStale(self._finished, self._failed)
         return self._result
 
     def made(self, artifact: Artifact) -> bool:
         """Whether a wanted artifact is there and right after `build`."""
         maker = self._maker(artifact)
         return artifact.is_source or (maker is not None and maker.phase is Phase.DONE)
+
+    def given_up(self, artifact: Artifact) -> bool:
+        """Whether the step that makes a wanted artifact failed, or one that it needs."""
+        maker = self._maker(artifact)
+        return maker is not None and maker.phase in (Phase.FAILED, Phase.SKIPPED)
 
     def folders(self) -> list[str]:
         """Every made folder of this build, by artifact id."""
@@ -238,7 +246,8 @@ class Engine:
             self._ready_if_met(node)
         added = [node.step for node in selected if isinstance(node.step, Action)]
         self._result.actions += len(added)
-        self._reporter.actions_added(sum(step.id not in self._earlier for step in added))
+        told = self._earlier.finished.keys() | self._earlier.failed.keys()
+        self._reporter.actions_added(sum(step.id not in told for step in added))
 
     def _ready_if_met(self, node: Node) -> None:
         if node.phase is Phase.WAITING and not node.unmet:
@@ -258,11 +267,13 @@ class Engine:
                 self._continue(node, node.step)
                 return
             work = self._prepare(node.step)
-            earlier = self._earlier.get(work.action.id)
+            earlier = self._earlier.finished.get(work.action.id)
             record = None if self._options.nocache and not earlier else self._state.record(work.action.id)
             same = record is not None and record.signature == work.signature
             if record is not None and same and self._intact(work.action, record):
                 self._succeed(node, work.action, _restored(record), earlier or Outcome.UP_TO_DATE)
+            elif self._failed_before(work):
+                self._fail(node, self._earlier.failed[work.action.id][1], work)
             elif self._options.check_up_to_date:
                 self._result.not_up_to_date.append((work.action, self._reason(work, record)))
                 self._skip(node)  # and what needs it; the rest is looked at too
@@ -279,6 +290,10 @@ class Engine:
             self._fail(node, error)
         except PlanStale:
             self._stale = self._stopping = True
+
+    def _failed_before(self, work: Work) -> bool:
+        signature, _ = self._earlier.failed.get(work.action.id, ("", None))
+        return signature == work.signature
 
     def _continue(self, node: Node, step: Continuation) -> None:
         """Let a continuation declare its steps and hand its dependents over to them."""
@@ -379,13 +394,13 @@ class Engine:
             self._again(node, work.action, done.changed)
         elif done.missing:
             self._reporter.finished(work.action, Outcome.FAILED, None)
-            self._fail(node, self._not_cached(work, done.missing))
+            self._fail(node, self._not_cached(work, done.missing), work)
         elif done.error is not None:
             if not isinstance(done.error, BuildError):
                 self._stopping = True
                 raise done.error
             self._reporter.finished(work.action, Outcome.FAILED, None)
-            self._fail(node, done.error)
+            self._fail(node, done.error, work)
         else:
             assert done.result is not None
             self._state.remember(work.action.id, _record(work.signature, done.key, done.result), work.description)
@@ -435,7 +450,7 @@ class Engine:
     def _succeed(self, node: Node, action: Action, result: ActionResult, outcome: Outcome) -> None:
         self._hold(action, result)
         self._result.counts[outcome] += 1
-        if action.id not in self._earlier:
+        if action.id not in self._earlier.finished:
             self._reporter.finished(action, outcome, result)
         self._finished[action.id] = outcome
         self._set(node, Phase.DONE)
@@ -444,14 +459,19 @@ class Engine:
             self._ready_if_met(user)
         node.dependents = []
 
-    def _fail(self, node: Node, error: BuildError) -> None:
+    def _fail(self, node: Node, error: BuildError, work: Work | None = None) -> None:
+        """A step failed; with `work`, when it ran."""
         self._set(node, Phase.FAILED)
         if isinstance(error, Interrupted):
             self._result.interrupted = True
         else:
             self._result.failures.append(Failure(node.step, error))
             self._result.counts[Outcome.FAILED] += 1
-            self._reporter.failed(node.step, error)
+            if work is not None:
+                self._failed[node.step.id] = (work.signature, error)
+            _, told = self._earlier.failed.get(node.step.id, ("", None))
+            if told is None or told.render() != error.render():
+                self._reporter.failed(node.step, error)
         if not self._options.keep_going:
             self._stopping = True
         for user, _ in node.dependents:

@@ -18,7 +18,6 @@ Anything else that escapes is a bug of ours: it keeps its traceback and exits 37
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -207,5 +206,7 @@ def raise_all(errors: Sequence[BuildError]) -> None:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     """A hint that names the nearest of `choices`, or None where nothing is near."""
+    from difflib import get_close_matches  # 2 ms, and only where something is wrong
+
     near = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else None

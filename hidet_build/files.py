@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import stat
 import time
 from collections.abc import Callable
@@ -156,6 +157,21 @@ def _clear_way(path: str) -> None:
             path = os.path.dirname(path)
 
 
+def is_closed(path: str) -> bool:
+    """Whether no process has the file at `path` open; false where that cannot be told, OSError where there is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # The kernel gives a lease for writing to who alone has a file open, until he closes it. Who opens the file this
+        # moment has us sent a signal: one that does nothing, not the usual one, which ends a process.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: str) -> None:
     """Remove what is at `path`: a file, a link (not what it points to), a folder with all it holds, or nothing."""
     try:
@@ -205,6 +221,7 @@ class Placer:
 
     def __init__(self) -> None:
         self._methods: dict[tuple[int, int], Placed] = {}
+        self._linking: set[int] = set()  # devices of blobs to which hard links were made
 
     def place(
         self,
@@ -222,6 +239,11 @@ class Placer:
         it, if the caller has asked. OSError when it cannot be done, FileNotFoundError when the blob is gone.
         """
         blob = blob or os.stat(blob_path)
+        may_link = bool(blob.st_mode & 0o111) == executable
+        if may_link and blob.st_dev in self._linking:
+            how = _link_at_once(blob_path, blob, target_path)
+            if how:
+                return how
         pair = (blob.st_dev, _device(os.path.dirname(target_path) or "."))
         method = self._methods.get(pair, Placed.REFLINK)
         if method is Placed.REFLINK:
@@ -230,12 +252,16 @@ class Placer:
                 return Placed.REFLINK
             except OSError as error:
                 method = self._next(pair, error, Placed.HARDLINK)
-        if method is Placed.HARDLINK and bool(blob.st_mode & 0o111) == executable:
+        if method is Placed.HARDLINK and may_link:
             try:
-                return _hard_link(blob_path, blob, target_path)
+                how = _hard_link(blob_path, blob, target_path)
+                self._linking.add(blob.st_dev)
+                return how
             except OSError as error:
                 method = self._next(pair, error, Placed.COPY)
-        copy(blob_path, target_path, digest, executable)
+        # Where blocks cannot be shared, trying to would be one call more for each file.
+        transfer = _send if self._methods.get(pair) is Placed.COPY else _clone_or_send
+        _fill(blob_path, target_path, digest, executable, transfer)
         return Placed.COPY
 
     def _next(self, pair: tuple[int, int], error: OSError, method: Placed) -> Placed:
@@ -262,6 +288,19 @@ def _device(folder: str) -> int:
     return os.stat(folder).st_dev
 
 
+def _link_at_once(blob_path: str, blob: os.stat_result, target_path: str) -> Placed | None:
+    # Most targets are on the device of those before: then a link is all there is to do, or a folder and a link.
+    try:
+        return _hard_link(blob_path, blob, target_path)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            os.mkdir(target_path.rpartition("/")[0])
+            return _hard_link(blob_path, blob, target_path)
+    except OSError:
+        pass
+    return None
+
+
 def _hard_link(blob_path: str, blob: os.stat_result, target_path: str) -> Placed:
     try:
         os.link(blob_path, target_path)
@@ -284,6 +323,13 @@ def copy(source_path: str, target_path: str, digest: Digest, executable: bool) -
     The digest is taken at the caller's word.
     """
     _fill(source_path, target_path, digest, executable, _clone_or_send)
+
+
+def duplicate(source_path: str, target_path: str) -> None:
+    """Copy a file's content and mode to a new file."""
+    with open(source_path, "rb", buffering=0) as source, open(target_path, "xb", buffering=0) as target:
+        _clone_or_send(source.fileno(), target.fileno())
+        os.fchmod(target.fileno(), os.fstat(source.fileno()).st_mode & 0o777)
 
 
 def _clone_or_send(source: int, target: int) -> None:

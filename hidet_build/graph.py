@@ -18,7 +18,7 @@ from hidet_build.errors import AnalysisError, BuildError, LoadError, Location, b
 from hidet_build.label import Label
 from hidet_build.package import Package, Select, Target, resolve_select
 from hidet_build.platform import Platform
-from hidet_build.rule import FILE, FILES, LABEL, LABELS, Provider, Reference, Rule
+from hidet_build.rule import FILE, FILES, Provider, Reference, Rule
 from hidet_build.workspace import Workspace
 
 Packages = Callable[[str, "Location | None"], Package]
@@ -28,22 +28,36 @@ Packages = Callable[[str, "Location | None"], Package]
 class TargetGraph:
     """The targets a request reaches and the source files they name.
 
-    `edges` is a networkx.DiGraph over labels; each edge knows the `attribute` and the `location` that made it.
+    `named` are the references of each target, one for each label it depends on; `order` has each label after all it
+    depends on.
     """
 
     targets: dict[Label, Target] = field(default_factory=dict)
     sources: set[Label] = field(default_factory=set)
-    edges: networkx.DiGraph[Label] = field(default_factory=networkx.DiGraph)
+    named: dict[Label, tuple[Reference, ...]] = field(default_factory=dict)
+    order: list[Label] = field(default_factory=list)
 
     def in_order(self) -> Iterator[Target]:
         """Every target after all it depends on."""
-        for label in reversed(list(networkx.topological_sort(self.edges))):
-            if label in self.targets:
-                yield self.targets[label]
+        return (self.targets[label] for label in self.order if label in self.targets)
 
     def needs(self, label: Label) -> list[Label]:
         """What `label` depends on directly."""
-        return list(self.edges.successors(label))
+        return [reference.label for reference in self.named.get(label, ())]
+
+    def edges(self) -> networkx.DiGraph[Label]:
+        """The graph over labels; each edge knows the `attribute` and the `location` that made it.
+
+        It is made when somebody asks, for it takes as much memory as all targets.
+        """
+        graph: networkx.DiGraph[Label] = networkx.DiGraph()
+        for label, target in self.targets.items():
+            graph.add_node(label)
+            attributes = {id(reference): attribute for attribute, reference, _ in references(target, None, [])}
+            for reference in self.named[label]:
+                attribute = attributes[id(reference)]
+                graph.add_edge(label, reference.label, attribute=attribute, location=reference.location)
+        return graph
 
 
 def load(
@@ -64,7 +78,6 @@ def load(
     def reach(label: Label, target: Target) -> None:
         if label not in graph.targets:
             graph.targets[label] = target
-            graph.edges.add_node(label)
             waiting.append(label)
 
     for label, origin in roots:
@@ -74,6 +87,7 @@ def load(
             errors.append(error)
     while waiting:
         user = graph.targets[waiting.pop()]
+        named: dict[Label, Reference] = {}
         for attribute, reference, may_be_file in references(user, platform, errors):
             try:
                 found = _resolve(user, attribute, reference, may_be_file, packages, workspace)
@@ -86,10 +100,10 @@ def load(
                 reach(found.label, found)
             else:
                 graph.sources.add(found)
-            if not graph.edges.has_edge(user.label, reference.label):
-                graph.edges.add_edge(user.label, reference.label, attribute=attribute, location=reference.location)
+            named.setdefault(reference.label, reference)
+        graph.named[user.label] = tuple(named.values())
     raise_all(once(errors))
-    _check_cycles(graph)
+    graph.order = _order(graph)
     return graph
 
 
@@ -106,10 +120,10 @@ def references(
 ) -> Iterator[tuple[str, Reference, bool]]:
     """Each label a target names: the attribute, the reference, and whether it may be a source file."""
     for name, attribute in target.rule.attributes.items():
-        if attribute.kind not in (FILE, FILES, LABEL, LABELS) or name not in target.values:
+        if not attribute.kind.refers or name not in target.values:
             continue
-        value = target.values[name]
-        values: list[object] = [value]
+        value, may_be_file = target.values[name], attribute.kind in (FILE, FILES)
+        values: Sequence[object] = (value,)
         if isinstance(value, Select):
             if platform is None:
                 values = [branch for _, _, branch in value.branches]
@@ -122,7 +136,7 @@ def references(
         for one in values:
             for reference in one if isinstance(one, tuple) and not isinstance(one, Reference) else (one,):
                 if isinstance(reference, Reference):
-                    yield name, reference, attribute.kind in (FILE, FILES)
+                    yield name, reference, may_be_file
 
 
 def find_target(label: Label, origin: Location | None, packages: Packages) -> Target:
@@ -268,23 +282,46 @@ def _invisible(user: Target, reference: Reference, target: Target) -> BuildError
     )
 
 
-def _check_cycles(graph: TargetGraph) -> None:
-    if networkx.is_directed_acyclic_graph(graph.edges):
-        return
-    cycle = [(user, needed) for user, needed, *_ in networkx.find_cycle(graph.edges)]
+def _order(graph: TargetGraph) -> list[Label]:
+    """The labels, each after all it depends on; LoadError where they go round in a circle."""
+    bare: networkx.DiGraph[Label] = _BareGraph()
+    bare.add_nodes_from(graph.targets)
+    bare.add_edges_from((label, needed.label) for label, named in graph.named.items() for needed in named)
+    try:
+        return list(networkx.topological_sort(bare))[::-1]
+    except networkx.NetworkXUnfeasible:
+        raise _cycle(graph) from None
+    finally:
+        bare.clear()  # a graph of networkx is in a cycle with its views: nothing in it is freed before it is empty
+
+
+def _cycle(graph: TargetGraph) -> LoadError:
+    edges = graph.edges()
+    cycle = [(user, needed) for user, needed, *_ in networkx.find_cycle(edges)]
     start = cycle.index(min(cycle))
     cycle = cycle[start:] + cycle[:start]
     related = [
-        (
-            f"{user} needs {needed} ({graph.edges.edges[user, needed]['attribute']})",
-            graph.edges.edges[user, needed]["location"],
-        )
+        (f"{user} needs {needed} ({edges.edges[user, needed]['attribute']})", edges.edges[user, needed]["location"])
         for user, needed in cycle
     ]
     path = " -> ".join(str(user) for user, _ in cycle) + f" -> {cycle[0][0]}"
-    raise LoadError(
+    return LoadError(
         f"dependency cycle: {path}", location=related[0][1], related=related, hint="remove one of these edges"
     )
+
+
+class _BareGraph(networkx.DiGraph):  # type: ignore[type-arg]
+    """A graph whose nodes and edges know nothing: one dictionary for all of them, in place of as many."""
+
+    def __init__(self) -> None:
+        self._nothing: dict[str, object] = {}
+        super().__init__()
+
+    def node_attr_dict_factory(self) -> dict[str, object]:
+        """networkx asks for the dictionary of a new node."""
+        return self._nothing
+
+    edge_attr_dict_factory = node_attr_dict_factory
 
 
 def action_graph(steps: Iterable[Step], wanted: Iterable[tuple[Target, Artifact]] = ()) -> networkx.DiGraph[str]:
@@ -293,16 +330,18 @@ def action_graph(steps: Iterable[Step], wanted: Iterable[tuple[Target, Artifact]
     Raises AnalysisError where two steps make one file, a file is made inside another's, nothing makes a file that a
     step needs or a target names as `wanted`, or steps form a cycle.
     """
-    graph: networkx.DiGraph[str] = networkx.DiGraph()
-    makers: dict[str, Step] = {}
+    graph: networkx.DiGraph[str] = _BareGraph()
     steps = list(steps)
+    makers: dict[str, Step] = {}
+    folders = set()
     for step in steps:
-        graph.add_node(step.id, step=step)
         for artifact in outputs(step):
             other = makers.setdefault(artifact.id, step)
             if other is not step:
                 raise _claimed_twice(artifact, other, step)
-    folders = {artifact.id for step in steps for artifact in outputs(step) if artifact.directory}
+            if artifact.directory:
+                folders.add(artifact.id)
+    graph.add_nodes_from(step.id for step in steps)
     for step in steps:
         for artifact in outputs(step):
             parent = artifact.id
@@ -322,7 +361,8 @@ def action_graph(steps: Iterable[Step], wanted: Iterable[tuple[Target, Artifact]
                 location=target.location,
             )
     if not networkx.is_directed_acyclic_graph(graph):
-        cycle = [graph.nodes[user]["step"] for user, *_ in networkx.find_cycle(graph)]
+        named = {step.id: step for step in steps}
+        cycle = [named[user] for user, *_ in networkx.find_cycle(graph)]
         names = [next(outputs(step)).path for step in (*cycle, cycle[0])]
         raise AnalysisError(
             f"{cycle[0].owner}: its actions form a cycle: {' needs '.join(names)}", location=cycle[0].location

@@ -16,6 +16,7 @@ class Loader:
         self._rules = RuleLoader(workspace)
         self._packages: dict[str, Package] = {}
         self._broken: dict[str, BuildError] = {}
+        self._files: set[str] = {BUILD_FILE}
 
     def settings(self) -> Settings:
         """The `workspace:` section."""
@@ -39,14 +40,16 @@ class Loader:
         except BuildError as error:
             self._broken[name] = error
             raise
+        self._files.update(self._packages[name].files)
         return self._packages[name]
+
+    def forget(self) -> None:
+        """Let the packages go, when a plan was made of them; which files they came from stays known."""
+        self._packages.clear()
 
     def files(self) -> tuple[str, ...]:
         """Every file read (or looked for) so far, rule modules included, from the workspace root."""
-        found = {BUILD_FILE, *self._rules.files}
-        for package in self._packages.values():
-            found.update(package.files)
-        return tuple(sorted(found))
+        return tuple(sorted({*self._files, *self._rules.files}))
 
 
 def _is_missing(error: LoadError, origin: Location | None) -> bool:

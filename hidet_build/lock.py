@@ -2,10 +2,12 @@
 
 Knows folders, keys as hex and what to call them; nothing of actions. Layout:
 
-    <folder>/<first two digits of the key>/<key>.lock     JSON {"label", "pid", "host", "since"} of the holder
+    <folder>/<key>.lock         the lock of a key that somebody holds: another name of a claim of the holder's
+    <folder>/claims/<random>    a claim for each thread that holds keys: JSON {"label", "pid", "host", "since"}
 
-A lock is an `flock`: the kernel frees it when its holder dies, however it dies. The file stays for ever (unlinking it
-would let two in), what it says counts only while the lock is held, and is emptied when it is given back.
+A claim is locked (`flock`) as long as its process lives: the kernel frees it when that one dies, however it dies. So a
+lock whose claim is free is a dead holder's, and whoever gets to lock that claim may remove it. Making a name for a file
+that is there costs a fourth of what making a file does, and nothing has to stay for ever.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from hidet_build.errors import EnvironmentFailure, Interrupted, LockHeld
 
 _FIRST_POLL, _LAST_POLL = 0.005, 0.05
 _TELL_AFTER = 0.5  # seconds of waiting that need no explanation
+# The file system has no hard links, or no more of them.
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
 class Holder(NamedTuple):
@@ -61,6 +65,8 @@ class KeyLocks:
         self._block = block
         self._cancelled = cancelled
         self._host = os.uname().nodename
+        self._free: list[_Claim] = []
+        self._swept = False
 
     @contextmanager
     def hold(self, key_hash: str, label: str) -> Iterator[None]:
@@ -69,46 +75,52 @@ class KeyLocks:
         Raises LockHeld when we may not wait (any longer), Interrupted when cancelled, EnvironmentFailure when the
         folder cannot hold locks.
         """
-        descriptor = self._acquire(f"{self._folder}/{key_hash[:2]}/{key_hash}.lock", label)
+        path = f"{self._folder}/{key_hash}.lock"
+        with _explained(self._folder):
+            claim = self._acquire(path, label)
         try:
             yield
         finally:
-            # Closing gives the lock back. A command being started this moment has the descriptor until it runs, and
-            # with it the lock, hence the explicit unlocking.
-            try:
-                os.ftruncate(descriptor, 0)
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            finally:
-                os.close(descriptor)
+            claim.withdraw(path)
+            self._free.append(claim)
 
-    def _acquire(self, path: str, label: str) -> int:
-        # One descriptor for the whole wait; a new one when the file went while we waited (somebody cleaned the folder).
+    def close(self) -> None:
+        """Remove the claims that hold nothing now; later ones are made anew."""
+        while self._free:
+            self._free.pop().close()
+
+    def _acquire(self, path: str, label: str) -> _Claim:
         started = time.monotonic()
-        while True:
-            descriptor = self._open(path)
-            try:
-                self._wait(descriptor, path, label, started)
-                if os.fstat(descriptor).st_nlink:
-                    self._sign(descriptor, label)
-                    return descriptor
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+        claim = self._claim()
+        try:
+            while True:
+                claim.sign(label, self._host)
+                try:
+                    if claim.put(path):
+                        return claim
+                except FileNotFoundError:  # somebody cleaned the folder
+                    fresh = _Claim(f"{self._folder}/claims")
+                    claim.close()
+                    claim = fresh
+                    continue
+                self._wait(path, label, started)
+        except BaseException:
+            self._free.append(claim)
+            raise
 
-    def _open(self, path: str) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        with _explained(self._folder):
-            try:
-                return os.open(path, flags, 0o666)
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                return os.open(path, flags, 0o666)
+    def _claim(self) -> _Claim:
+        try:
+            return self._free.pop()
+        except IndexError:
+            claim = _Claim(f"{self._folder}/claims")
+        if not self._swept:
+            self._swept = True
+            _sweep(f"{self._folder}/claims")
+        return claim
 
-    def _wait(self, descriptor: int, path: str, label: str, started: float) -> None:
-        # filelock's call on our own descriptor: the same lock as its FileLock, which costs ten times as much, and no
-        # way to fall back to something weaker. It gives us the holder's text to write, too.
-        if not self._cancelled() and self._is_free(descriptor):
+    def _wait(self, path: str, label: str, started: float) -> None:
+        """Wait until nobody has the lock."""
+        if not self._cancelled() and _is_left(path, _try_lock):
             return
         from filelock import lock_descriptor  # 30 ms, only for who has to wait
 
@@ -116,9 +128,8 @@ class KeyLocks:
         while True:
             if self._cancelled():
                 raise Interrupted(f"stopped while waiting for the lock of {label}")
-            with _explained(self._folder):
-                if lock_descriptor(descriptor, blocking=False):
-                    return
+            if _is_left(path, lambda descriptor: lock_descriptor(descriptor, blocking=False)):
+                return
             waited = time.monotonic() - started
             left = float("inf") if self._timeout is None else self._timeout - waited
             if not self._block or left <= 0:
@@ -128,21 +139,6 @@ class KeyLocks:
                 self._waiting(_read_holder(path, self._host), waited)
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LAST_POLL)
-
-    def _is_free(self, descriptor: int) -> bool:
-        """Take the lock if nobody has it: what filelock would do first, without its import."""
-        try:
-            with _explained(self._folder):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _sign(self, descriptor: int, label: str) -> None:
-        text = {"label": label, "pid": os.getpid(), "host": self._host, "since": time.time()}
-        with _explained(self._folder):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(text).encode(), 0)
 
     def _refusal(self, label: str, holder: Holder, waited: float) -> LockHeld:
         if self._block:
@@ -154,6 +150,119 @@ class KeyLocks:
             f"{label} is locked by {holder}",
             hint="--block_for_lock waits for it; --lock_timeout=SECONDS waits that long",
         )
+
+
+class _Claim:
+    """A file of ours that is locked while we live, and becomes the lock of a key by getting its name, too."""
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._path, self._descriptor = _new_claim(folder)
+        self._stand_in = -1  # where there are no hard links: the lock itself, while we hold one
+        self._text = b""
+
+    def sign(self, label: str, host: str) -> None:
+        """Say who we are and what we hold a lock for."""
+        text = {"label": label, "pid": os.getpid(), "host": host, "since": time.time()}
+        # Spaces hide the end of a longer text from before.
+        self._text = json.dumps(text).encode().ljust(len(self._text))
+        os.pwrite(self._descriptor, self._text, 0)
+
+    def put(self, path: str) -> bool:
+        """Make this the lock at `path`; false where there is one. FileNotFoundError where a folder is gone."""
+        try:
+            os.link(self._path, path)
+            return True
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        return self._put_stand_in(path)
+
+    def _put_stand_in(self, path: str) -> bool:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            return False
+        # Until it is locked it looks like a dead holder's, and may be removed.
+        if not _try_lock(descriptor) or not os.fstat(descriptor).st_nlink:
+            os.close(descriptor)
+            return False
+        os.pwrite(descriptor, self._text, 0)
+        self._stand_in = descriptor
+        return True
+
+    def withdraw(self, path: str) -> None:
+        """Give the lock at `path` back."""
+        descriptor = self._descriptor if self._stand_in < 0 else self._stand_in
+        with suppress(OSError):
+            if _is_at(path, descriptor):  # nobody cleaned the folder
+                os.unlink(path)
+        if self._stand_in >= 0:
+            os.close(self._stand_in)
+            self._stand_in = -1
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            os.unlink(self._path)
+        os.close(self._descriptor)
+
+
+def _new_claim(folder: str) -> tuple[str, int]:
+    while True:
+        path = f"{folder}/{os.urandom(8).hex()}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            # Whoever sweeps may have been here before us.
+            if _try_lock(descriptor) and os.fstat(descriptor).st_nlink:
+                return path, descriptor
+        except BaseException:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+        os.close(descriptor)
+
+
+def _sweep(folder: str) -> None:
+    """Remove the claims of the dead."""
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            _is_left(f"{folder}/{name}", _try_lock)
+
+
+def _is_left(path: str, lock: Callable[[int], bool]) -> bool:
+    """Whether nobody has the lock at `path`; what a dead holder left is removed. `lock` locks, or says no."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    # Closing gives the lock of the file back.
+    try:
+        if not lock(descriptor):
+            return False
+        # Only who has locked the file may take this name of it away, so nobody can have put another there since.
+        if _is_at(path, descriptor):
+            os.unlink(path)
+        return True
+    except FileNotFoundError:  # given back this moment
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file if nobody has: what filelock would do first, without its import."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read_holder(path: str, host: str) -> Holder:

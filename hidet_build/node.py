@@ -9,7 +9,8 @@ Merge keys (`<<: *defaults`): the mapping's own keys win, then the mappings of a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from sys import intern
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ MAX_DEPTH = 64  # no sane file comes near; keeps every recursive walk here and a
 MAX_ALIASED = 50_000  # nodes that aliases may stand for in one file: a bomb stops here after some milliseconds
 LONGEST_LINE = 400  # a longer line is not shown below its error
 MAX_DIGITS = 1000
+_FARTHEST = 1 << 20  # columns of a line that are told apart where places must be small
 
 # What ends a line in YAML 1.1, so that our lines are the parser's lines.
 _LINE_END = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
@@ -55,9 +57,38 @@ class Source:
     def location(self, line: int, column: int) -> Location:
         """The 1-based place with the text of its line."""
         if self._lines is None:
-            self._lines = [_CONTROL.sub("\ufffd", line) for line in _LINE_END.split(self.text)]
+            self._lines = _LINE_END.split(_CONTROL.sub("\ufffd", self.text))
         text = self._lines[line - 1] if line <= len(self._lines) else ""
         return Location(self.path, line, column, text if len(text) <= LONGEST_LINE else "")
+
+    def keep_lines(self) -> None:
+        """Let the text go and keep its lines: places outlive the reading of a file."""
+        self.location(1, 1)
+        self.text = ""
+
+
+class Places(Mapping[str, Location]):
+    """Where the values of a mapping begin, by key.
+
+    A place is one number until somebody asks: there are half a million in a large workspace, and few are ever shown.
+    """
+
+    __slots__ = ("_places", "_source")
+
+    def __init__(self, source: Source, entries: Mapping[str, Node]) -> None:
+        self._source = source
+        self._places = {
+            key: value.line * _FARTHEST + min(value.column, _FARTHEST - 1) for key, value in entries.items()
+        }
+
+    def __getitem__(self, key: str) -> Location:
+        return self._source.location(*divmod(self._places[key], _FARTHEST))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class Node:
@@ -287,6 +318,10 @@ class MapNode(Node):
         """Where `key` is written."""
         return self.source.location(*self.places[key])
 
+    def value_places(self) -> Places:
+        """Where each value begins."""
+        return Places(self.source, self.entries)
+
     def key_error(self, key: str, message: str, hint: str | None = None) -> LoadError:
         """An error at `key`."""
         return LoadError(message, location=self.key_location(key), hint=hint)
@@ -385,6 +420,7 @@ def parse(content: bytes, path: str, errors: list[BuildError] | None = None, *, 
         composer.dispose()
     if errors is None or composer.broken:
         raise_all(found)
+    source.keep_lines()
     return root
 
 
@@ -500,7 +536,7 @@ class _Composer:
             if type(key) is not ScalarNode:
                 self.errors.append(key.error(f"a key is a string, not {key.describe()}", "quote the key"))
                 continue
-            name = key.text
+            name = intern(key.text)  # they are the same few words in every target
             if key.style is PLAIN:
                 if name == "<<" and merges is None:
                     merges = value

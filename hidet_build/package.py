@@ -79,7 +79,7 @@ class Select:
     location: Location
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Target:
     """An instance of a rule.
 
@@ -353,9 +353,10 @@ class _Reader:
         return MapNode(template.source, template.line, template.column, entries, template.places)
 
     def group(self, name: str, members: Sequence[Target], node: MapNode) -> Iterator[Target]:
-        place = node.entries.get("group", node.entries["name"]).location
+        named = node.entries.get("group", node.entries["name"])
+        place = named.location
         rule = self.attempt(self.rules.get, GROUP_RULE, place)
-        label = self.attempt(self.label, name, place)
+        label = self.attempt(self.label, name, named)
         if rule and label:
             references = tuple(Reference(member.label, place) for member in members)
             first = members[0]
@@ -378,35 +379,37 @@ class _Reader:
                 self.report(node.error(f"the target has no {key}", "every target has a `rule:` and a `name:`"))
         rule = self.rule(entries.get("rule"))
         name = self.string(entries.get("name"))
-        label = self.attempt(self.label, name, entries["name"].location) if name is not None else None
+        label = self.attempt(self.label, name, entries["name"]) if name is not None else None
         visibility = self.visibility(entries["visibility"]) if "visibility" in entries else self.default_visibility
         tags = self.tags(entries["tags"]) if "tags" in entries else ()
         compatible_with = self.compatible_with(entries["compatible_with"]) if "compatible_with" in entries else ()
         if rule is None:
             return None
-        attributes = self.attributes(node, rule, str(label) if label else "this target")
+        attributes = self.attributes(node, rule, label)
         if label is None:
             return None
-        locations = {key: value.location for key, value in entries.items()}
-        return Target(label, rule, attributes, locations, node.location, visibility, tags, compatible_with)
+        return Target(label, rule, attributes, node.value_places(), node.location, visibility, tags, compatible_with)
 
     def rule(self, node: Node | None) -> Rule | None:
         name = self.string(node)
-        if node is None or name is None or (name not in self.rules.rules and not self.rules.complete):
-            return None  # the module that may define it was complained about already
-        return self.attempt(self.rules.get, name, node.location)
+        if node is None or name is None:
+            return None
+        if name in self.rules.rules:
+            return self.rules.rules[name]
+        # Else the module that may define it was complained about already.
+        return self.attempt(self.rules.get, name, node.location) if self.rules.complete else None
 
-    def label(self, name: str, location: Location) -> Label:
+    def label(self, name: str, node: Node) -> Label:
         """The label of a target of this package; LoadError where no label or pattern could ever mean it."""
         if name in _WILDCARDS:
-            raise LoadError(f"{name!r} cannot be a target's name: it stands for many targets", location=location)
+            raise node.error(f"{name!r} cannot be a target's name: it stands for many targets")
         try:
             if "/" not in name and not name.startswith(("@", ":", "-")) and name == name.strip():
                 return parse_label(":" + name, self.name)
         except UsageError:
             pass  # said below, in the words of this place
         hint = "a name holds no '/', ':', '*', '\\' or control character, no '@' or '-' in front, no blank at an end"
-        raise LoadError(f"{name!r} cannot be a target's name", location=location, hint=hint if name else None)
+        raise node.error(f"{name!r} cannot be a target's name", hint if name else None)
 
     def add(self, target: Target) -> None:
         known = self.targets.setdefault(target.label.name, target)
@@ -424,23 +427,27 @@ class _Reader:
 
     # Attributes
 
-    def attributes(self, node: MapNode, rule: Rule, owner: str) -> dict[str, Any]:
+    def attributes(self, node: MapNode, rule: Rule, label: Label | None) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        entries = node.entries
+        entries, known = node.entries, rule.attributes
         for key in entries:
-            if key not in rule.attributes and key not in COMMON:
-                known = (*rule.attributes, *COMMON)
-                hint = did_you_mean(key, known) or f"{rule.name} has {', '.join(sorted(known))}"
-                self.report(node.key_error(key, f"unknown attribute {key!r} of {rule.name} in {owner}", hint))
-        for key, attribute in rule.attributes.items():
+            if key not in known and key not in COMMON:
+                self.refuse_attribute(node, key, rule, label)
+        for key, attribute in known.items():
             if key in entries:
                 values[key] = self.selectable(entries[key], attribute)
                 continue
             values[key] = dict(attribute.default) if attribute.kind is DATA else attribute.default
             if attribute.required:
                 hint = f"{key}: {attribute.doc or attribute.kind.expected}"
-                self.report(node.error(f"{owner} lacks {key!r}, which {rule.name} requires", hint))
+                self.report(node.error(f"{label or 'this target'} lacks {key!r}, which {rule.name} requires", hint))
         return values
+
+    def refuse_attribute(self, node: MapNode, key: str, rule: Rule, label: Label | None) -> None:
+        known = (*rule.attributes, *COMMON)
+        hint = did_you_mean(key, known) or f"{rule.name} has {', '.join(sorted(known))}"
+        message = f"unknown attribute {key!r} of {rule.name} in {label or 'this target'}"
+        self.report(node.key_error(key, message, hint))
 
     def selectable(self, node: Node, attribute: Attribute) -> Any:
         if not isinstance(node, MapNode) or "select" not in node.entries:
@@ -488,7 +495,9 @@ class _Reader:
     def read_strings(self, node: Node, attribute: Attribute) -> tuple[str, ...]:
         found: list[str] = []
         for element in self.parts(node, attribute):
-            if isinstance(element, MapNode) and "glob" in element.entries:
+            if isinstance(element, ScalarNode) and element.text:
+                found.append(element.text)
+            elif isinstance(element, MapNode) and "glob" in element.entries:
                 found += self.glob(element)
             else:
                 found += self.each((element,), lambda one: one.as_string())

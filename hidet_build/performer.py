@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from hidet_build import files, limits
+from hidet_build import files, limits, reapi
 from hidet_build.action import Action, ActionResult, Artifact, OutputFile
 from hidet_build.budget import MemoryBudget
 from hidet_build.cache.base import Cache
@@ -24,27 +22,10 @@ from hidet_build.execution import ExecutionRoot, ExecutionRoots, Layout
 from hidet_build.lock import Holder, KeyLocks
 from hidet_build.process import ProcessResult
 from hidet_build.progress import Outcome, Reporter
+from hidet_build.request import Options
 from hidet_build.state import State
 from hidet_build.toolchain.base import Toolchain
 from hidet_build.worker.protocol import split_failure
-
-if TYPE_CHECKING:
-    from hidet_build import reapi
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line said about running."""
-
-    jobs: int = 1
-    keep_going: bool = False
-    explain: bool = False
-    subcommands: bool = False
-    verbose_failures: bool = False
-    check_up_to_date: bool = False
-    nocache: bool = False  # run every action, whatever caches and earlier builds hold
-    require_cached: bool = False  # run none
-    memory: int = 0  # bytes that running actions may take together; 0: what the machine leaves us
 
 
 class Runner(Protocol):
@@ -125,8 +106,9 @@ class Performer:
         self._lock = threading.Lock()  # of what is made once and used by all threads
 
     def close(self) -> None:
-        """Delete what is left of this invocation's execution roots."""
+        """Delete what is left of this invocation's execution roots, and what its locks were made of."""
         self._roots.close()
+        self._locks.close()
 
     def perform(self, work: Work) -> Done:
         """Make the outputs of one action. Never raises: what went wrong is in the answer."""
@@ -171,8 +153,6 @@ class Performer:
         return Done(work, Outcome.CACHED, found, key.digest.hash)
 
     def _key(self, work: Work) -> reapi.ActionKey:
-        from hidet_build import reapi  # protobuf, only when an action must be keyed
-
         action = work.action
         with self._lock:
             for name, path in work.trees.items():
@@ -289,7 +269,8 @@ class Performer:
                         location=work.action.location,
                         hint="build again",
                     )
-            inodes[where] = os.lstat(path).st_ino
+                status = os.lstat(path)
+            inodes[where] = status.st_ino
         return inodes
 
     @staticmethod
@@ -353,7 +334,8 @@ class Performer:
     def _keep(self, place: ExecutionRoot, action: Action) -> ExecutionRoot:
         """Move an execution root to where it outlives the build, in the place of an older one of this action."""
         kept = self._keeping_place(action)
-        shutil.rmtree(kept, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            files.remove(kept)
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         os.rename(place.folder, kept)
         return place.moved(kept)

@@ -107,12 +107,18 @@ Expansions = Mapping[str, tuple[str, tuple[Step, ...]]]
 class PlanStale(Exception):
     """A saved continuation read something new, so what it declared then no longer counts.
 
-    `finished` are the actions that were done by then, and what became of each.
+    `finished` are the actions that were done by then, and what became of each; `failed` those that had run and failed:
+    their signature, and why.
     """
 
-    def __init__(self, finished: Mapping[str, Outcome] | None = None) -> None:
+    def __init__(
+        self,
+        finished: Mapping[str, Outcome] | None = None,
+        failed: Mapping[str, tuple[str, BuildError]] | None = None,
+    ) -> None:
         super().__init__()
         self.finished = finished or {}
+        self.failed = failed or {}
 
 
 # The mark of a file that may have been written after it was read; no file ever has it.
@@ -219,7 +225,7 @@ def save(state: str, request: tuple[Any, ...], plan: Plan, expansions: Expansion
     ]
     stamp = os.urandom(8).hex()
     head = marshal.dumps(_head(request, stamp, plan, expansions, [0, *itertools.accumulate(map(len, rows))]))
-    quick.write(_place(state, request), b"".join([len(head).to_bytes(8, "little"), head, *rows]))
+    quick.write(_place(state, request), len(head).to_bytes(8, "little"), head, *rows)
     return stamp
 
 

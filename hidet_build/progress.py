@@ -34,7 +34,8 @@ class Summary:
     counts: Mapping[Outcome, int]
     seconds: float
     targets: int
-    failed: tuple[str, ...] = ()  # labels of the targets that were not built
+    failed: tuple[str, ...] = ()  # labels of the targets that cannot be built
+    unreached: int = 0  # further targets that were not finished when the build stopped
     interrupted: bool = False
     only_analyzed: bool = False
     only_checked: bool = False
@@ -42,7 +43,7 @@ class Summary:
     @property
     def succeeded(self) -> bool:
         """Whether all that was asked for is built."""
-        return not (self.failed or self.interrupted or self.counts.get(Outcome.FAILED))
+        return not (self.failed or self.unreached or self.interrupted or self.counts.get(Outcome.FAILED))
 
     def text(self) -> str:
         """The build in one line."""
@@ -55,7 +56,9 @@ class Summary:
             named = ", ".join(self.failed[:3]) + (f" and {len(self.failed) - 3} more" if len(self.failed) > 3 else "")
             what = f"{len(self.failed)} of {_plural(self.targets, 'target')} not "
             what += "up to date" if self.only_checked else "built"
-            return f"ERROR: {what}{': ' + named if named else ''}: {actions} {took}"
+            what += f": {named}" if named else ""
+            what += f", {self.unreached} not finished (-k goes on)" if self.unreached else ""
+            return f"ERROR: {what}: {actions} {took}"
         if not self.targets:
             return f"INFO: nothing to build {took}"
         if self.only_analyzed:

@@ -10,15 +10,12 @@ of their labels.
 
 from __future__ import annotations
 
-import functools
-import marshal
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, Union
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, NoReturn, Protocol, Union
 
 from hidet_build.errors import BuildError, Location, QueryError, UsageError, did_you_mean
-from hidet_build.label import Label, Pattern, parse_pattern
 
 SOURCE_FILE = "source file"
 OUTPUTS = ("label", "label_kind", "location")
@@ -32,123 +29,39 @@ _DEEPEST = 100  # parentheses in parentheses; Python's own stack ends at about t
 
 
 class QueryGraph(Protocol):
-    """What a query asks of a graph. Nodes are labels as text, of targets and of source files."""
+    """What a query asks of a graph. Nodes, of targets and of source files, are numbers in the order of their labels."""
 
-    def match(self, pattern: str) -> Collection[str]:
+    def match(self, pattern: str) -> Collection[int]:
         """The nodes a word stands for; QueryError (without a place) where it names what does not exist."""
         ...
 
-    def dependencies(self, node: str) -> Collection[str]:
+    def node(self, label: str) -> int:
+        """The node of a label that `label` gave."""
+        ...
+
+    def label(self, node: int) -> str:
+        """The label as text."""
+        ...
+
+    def dependencies(self, node: int) -> Collection[int]:
         """The nodes `node` names directly, source files included."""
         ...
 
-    def kind(self, node: str) -> str:
+    def dependents(self, node: int) -> Collection[int]:
+        """The nodes that name `node` directly."""
+        ...
+
+    def kind(self, node: int) -> str:
         """`ir_module rule`, `source file` and so on."""
         ...
 
-    def location(self, node: str) -> Location | None:
+    def location(self, node: int) -> Location | None:
         """Where the node is declared."""
         ...
 
-    def attribute(self, node: str, name: str) -> str | tuple[str, ...] | None:
+    def attribute(self, node: int, name: str) -> str | tuple[str, ...] | None:
         """What the node's attribute was set to, as text; None where it has no such attribute."""
         ...
-
-
-class Node(NamedTuple):
-    """All a query can learn of one node. Labels among the attributes' values are absolute."""
-
-    kind: str
-    dependencies: tuple[str, ...] = ()
-    location: Location | None = None
-    attributes: Mapping[str, str | tuple[str, ...]] = {}
-
-
-# A label's parts, the kind, the dependencies, the location's parts.
-Row = tuple[tuple[str, ...], str, tuple[str, ...], Union[tuple[Any, ...], None]]
-Attributes = dict[str, dict[str, Union[str, tuple[str, ...]]]]
-
-
-class NodeTable:
-    """The plain QueryGraph: a table of nodes by label. `package` is where relative patterns start."""
-
-    def __init__(self, nodes: Mapping[Label, Node], package: str = "") -> None:
-        self._rows: Mapping[str, Row] = {
-            str(label): (tuple(label), node.kind, node.dependencies, tuple(node.location) if node.location else None)
-            for label, node in nodes.items()
-        }
-        self._attributes: Attributes = {str(label): dict(node.attributes) for label, node in nodes.items()}
-        self._saved: bytes | None = None  # attributes that nobody has asked for
-        self._package = package
-
-    @classmethod
-    def of_rows(cls, rows: Mapping[str, Row], attributes: bytes, package: str) -> NodeTable:
-        """The table that gave these `rows`."""
-        table = cls({}, package)
-        table._rows, table._saved = rows, attributes
-        return table
-
-    def rows(self) -> tuple[Mapping[str, Row], bytes]:
-        """All of it in plain values: what every query needs, and the attributes, marshalled."""
-        return self._rows, self._saved or marshal.dumps(self._attributes)
-
-    def match(self, pattern: str) -> Collection[str]:
-        """See QueryGraph. Like Bazel's, wildcards do not leave out targets with the tag `manual`."""
-        for path in (f"{self._package}/{pattern}", pattern):
-            if path.removeprefix("/") in self._by_path:
-                return [self._by_path[path.removeprefix("/")]]
-        try:
-            wanted = parse_pattern(pattern, self._package)
-        except UsageError as error:
-            raise QueryError(error.message, hint=error.hint) from error
-        if wanted.negative:
-            raise QueryError(
-                f"{pattern!r} takes targets away", hint=f"put blanks around the minus: ... - {pattern[1:]}"
-            )
-        if wanted.kind == "target":
-            label = str(Label(wanted.package, wanted.name))
-            return [label] if label in self._rows else self._refuse(wanted)
-        covered = [text for text, row in self._rows.items() if wanted.covers(Label(*row[0]))]
-        if not covered and wanted.package:
-            self._refuse(wanted)
-        return [text for text in covered if wanted.files or self._rows[text][1] != SOURCE_FILE]
-
-    def dependencies(self, node: str) -> Collection[str]:
-        """See QueryGraph; a node that is in no table depends on nothing."""
-        return self._rows[node][2] if node in self._rows else ()
-
-    def kind(self, node: str) -> str:
-        """See QueryGraph."""
-        return self._rows[node][1] if node in self._rows else SOURCE_FILE
-
-    def location(self, node: str) -> Location | None:
-        """See QueryGraph."""
-        place = self._rows[node][3] if node in self._rows else None
-        return Location(*place) if place else None
-
-    def attribute(self, node: str, name: str) -> str | tuple[str, ...] | None:
-        """See QueryGraph."""
-        if self._saved is not None:
-            self._attributes, self._saved = marshal.loads(self._saved), None
-        return self._attributes[node].get(name) if node in self._attributes else None
-
-    @functools.cached_property
-    def _by_path(self) -> Mapping[str, str]:
-        """Source files by path."""
-        return {Label(*row[0]).path: text for text, row in self._rows.items() if row[1] == SOURCE_FILE}
-
-    def _refuse(self, wanted: Pattern) -> NoReturn:
-        labels = [Label(*row[0]) for row in self._rows.values()]
-        packages = sorted({label.package for label in labels})
-        if wanted.package not in packages:
-            what = "no package is below" if wanted.kind == "recursive" else "there is no package"
-            hint = did_you_mean(f"//{wanted.package}", [f"//{package}" for package in packages if package])
-            raise QueryError(f"{wanted.text!r}: {what} //{wanted.package}", hint=hint)
-        names = [label.name for label in labels if label.package == wanted.package]
-        raise QueryError(
-            f"{wanted.text!r}: the package //{wanted.package} has no target and no file {wanted.name!r}",
-            hint=did_you_mean(wanted.name, names),
-        )
 
 
 def file_paths(text: str, package: str) -> tuple[str, ...]:
@@ -156,45 +69,40 @@ def file_paths(text: str, package: str) -> tuple[str, ...]:
     if ":" in text:
         where, _, name = text.partition(":")
         return (f"{where.removeprefix('//') if where else package}/{name}".lstrip("/"),)
-    return (f"{package}/{text}".lstrip("/"), text)
+    return () if text.startswith("//") else (f"{package}/{text}".lstrip("/"), text.lstrip("/"))
 
 
 # Parsing
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """A pattern, a regular expression or a number, by where it stands."""
 
     text: str
     place: Location
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """`$name`."""
 
     name: str
     place: Location
 
 
-@dataclass(frozen=True)
-class WordSet:
+class WordSet(NamedTuple):
     """`set(a b c)`."""
 
     words: tuple[Word, ...]
 
 
-@dataclass(frozen=True)
-class Chain:
+class Chain(NamedTuple):
     """`first + a - b ^ c`, from left to right. Flat, since scripts write thousands of labels with a plus between."""
 
     first: Expression
     rest: tuple[tuple[str, Expression], ...]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """`function(argument, ...)`; the arguments fit the function's signature."""
 
     function: str
@@ -202,8 +110,7 @@ class Call:
     place: Location
 
 
-@dataclass(frozen=True)
-class Let:
+class Let(NamedTuple):
     """`let name = value in body`."""
 
     name: str
@@ -372,31 +279,34 @@ def _place(text: str, offset: int) -> Location:
 
 def evaluate(expression: Expression, graph: QueryGraph) -> list[str]:
     """The labels the expression stands for, sorted. QueryError where a word names nothing."""
-    return sorted(_Evaluation(graph).nodes(expression, {}))
+    return list(map(graph.label, sorted(_Evaluation(graph).nodes(expression, {}))))
 
 
-def render(nodes: Iterable[str], graph: QueryGraph, output: str) -> str:
+def render(labels: Iterable[str], graph: QueryGraph, output: str) -> str:
     """The nodes as `--output` asks for them, a line each; UsageError for an output there is not."""
     if output not in OUTPUTS:
         raise UsageError(
             f"there is no output {output!r}", hint=did_you_mean(output, OUTPUTS) or f"there are {', '.join(OUTPUTS)}"
         )
-    return "".join(f"{_line(node, graph, output)}\n" for node in nodes)
+    lines = labels if output == "label" else [_line(label, graph, output) for label in labels]
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _line(node: str, graph: QueryGraph, output: str) -> str:
-    if output == "label":
-        return node
+def _line(label: str, graph: QueryGraph, output: str) -> str:
+    node = graph.node(label)
     if output == "label_kind":
-        return f"{graph.kind(node)} {node}"
-    return f"{graph.location(node) or '(no place)'}: {graph.kind(node)} {node}"
+        return f"{graph.kind(node)} {label}"
+    return f"{graph.location(node) or '(no place)'}: {graph.kind(node)} {label}"
+
+
+Nodes = frozenset[int]
 
 
 class _Evaluation:
     def __init__(self, graph: QueryGraph) -> None:
         self.graph = graph
 
-    def nodes(self, expression: Expression, variables: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    def nodes(self, expression: Expression, variables: Mapping[str, Nodes]) -> Nodes:
         if isinstance(expression, Word):
             return self._match(expression)
         if isinstance(expression, WordSet):
@@ -418,13 +328,13 @@ class _Evaluation:
         ]
         return frozenset(function.evaluate(self.graph, *values))
 
-    def _match(self, word: Word) -> frozenset[str]:
+    def _match(self, word: Word) -> Nodes:
         try:
             return frozenset(self.graph.match(word.text))
         except BuildError as error:
             raise QueryError(error.message, location=word.place, hint=error.hint) from error
 
-    def _chain(self, chain: Chain, variables: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    def _chain(self, chain: Chain, variables: Mapping[str, Nodes]) -> Nodes:
         result = set(self.nodes(chain.first, variables))
         for operator, operand in chain.rest:
             nodes = self.nodes(operand, variables)
@@ -444,8 +354,7 @@ def _text(expression: Expression) -> str:
 # Functions
 
 
-@dataclass(frozen=True)
-class _Parameter:
+class _Parameter(NamedTuple):
     name: str
     article: str = "a"
     is_expression: bool = False
@@ -464,12 +373,11 @@ class _Parameter:
                 ) from error
 
 
-@dataclass(frozen=True)
-class _Function:
+class _Function(NamedTuple):
     usage: str
     parameters: tuple[_Parameter, ...]
     required: int
-    evaluate: Callable[..., Iterable[str]]
+    evaluate: Callable[..., Iterable[int]]
 
 
 _SET = _Parameter("expression", "an", is_expression=True)
@@ -478,31 +386,29 @@ _DEPTH = _Parameter("depth")
 _COUNT = _Parameter("count")
 _ATTRIBUTE = _Parameter("attribute", "an")
 
-Nodes = frozenset[str]
 
-
-def _deps(graph: QueryGraph, start: Nodes, depth: str = "") -> Iterable[str]:
+def _deps(graph: QueryGraph, start: Nodes, depth: str = "") -> Iterable[int]:
     return _reach(start, graph.dependencies, depth)
 
 
-def _rdeps(graph: QueryGraph, universe: Nodes, targets: Nodes, depth: str = "") -> Iterable[str]:
-    known = _reach(universe, graph.dependencies)
-    return _reach(targets & known, _reversed(graph, known), depth)
+def _rdeps(graph: QueryGraph, universe: Nodes, targets: Nodes, depth: str = "") -> Iterable[int]:
+    return _reach_within(graph, _reach(universe, graph.dependencies), targets, depth)
 
 
-def _all_paths(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[str]:
-    below = _reach(start, graph.dependencies)
-    return _reach(end & below, _reversed(graph, below))
+def _all_paths(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[int]:
+    return _reach_within(graph, _reach(start, graph.dependencies), end)
 
 
-def _some_path(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[str]:
+def _some_path(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[int]:
     """A shortest path; of several the first by label, so that the answer does not change from run to run."""
-    came_from = dict.fromkeys(sorted(start), "")
+    came_from: dict[int, int | None] = dict.fromkeys(sorted(start))
     for node in (queue := list(came_from)):
         if node in end:
-            path = [node]
-            while came_from[path[-1]]:
-                path.append(came_from[path[-1]])
+            path: list[int] = []
+            step: int | None = node
+            while step is not None:
+                path.append(step)
+                step = came_from[step]
             return path
         for dependency in sorted(graph.dependencies(node)):
             if dependency not in came_from:
@@ -511,19 +417,19 @@ def _some_path(graph: QueryGraph, start: Nodes, end: Nodes) -> Iterable[str]:
     return ()
 
 
-def _some(_: QueryGraph, nodes: Nodes, count: str = "1") -> Iterable[str]:
+def _some(_: QueryGraph, nodes: Nodes, count: str = "1") -> Iterable[int]:
     return sorted(nodes)[: int(count)]
 
 
-def _kind(graph: QueryGraph, regex: str, nodes: Nodes) -> Iterable[str]:
+def _kind(graph: QueryGraph, regex: str, nodes: Nodes) -> Iterable[int]:
     return (node for node in nodes if re.search(regex, graph.kind(node)))
 
 
-def _filter(_: QueryGraph, regex: str, nodes: Nodes) -> Iterable[str]:
-    return (node for node in nodes if re.search(regex, node))
+def _filter(graph: QueryGraph, regex: str, nodes: Nodes) -> Iterable[int]:
+    return (node for node in nodes if re.search(regex, graph.label(node)))
 
 
-def _attr(graph: QueryGraph, name: str, regex: str, nodes: Nodes) -> Iterable[str]:
+def _attr(graph: QueryGraph, name: str, regex: str, nodes: Nodes) -> Iterable[int]:
     values = ((node, graph.attribute(node, name)) for node in nodes)
     return (node for node, value in values if value is not None and re.search(regex, _written(value)))
 
@@ -532,31 +438,28 @@ def _written(value: str | tuple[str, ...]) -> str:
     return value if isinstance(value, str) else f"[{', '.join(value)}]"
 
 
-def _labels(graph: QueryGraph, name: str, nodes: Nodes) -> Iterable[str]:
+def _labels(graph: QueryGraph, name: str, nodes: Nodes) -> Iterable[int]:
     for node in nodes:
         value = graph.attribute(node, name) or ()
         named = {value} if isinstance(value, str) else set(value)
-        yield from named & set(graph.dependencies(node))
+        yield from (needed for needed in graph.dependencies(node) if graph.label(needed) in named)
 
 
-def _reach(start: Iterable[str], neighbours: Callable[[str], Iterable[str]], depth: str = "") -> set[str]:
+def _reach(start: Iterable[int], neighbours: Callable[[int], Iterable[int]], depth: str = "") -> set[int]:
     """All that is reached from `start`, itself included, in at most `depth` steps (empty: any number)."""
     seen = set(start)
-    edge: Collection[str] = list(seen)
+    edge: Collection[int] = list(seen)
     steps = int(depth) if depth else -1
     while edge and steps != 0:
-        edge = {neighbour for node in edge for neighbour in neighbours(node)} - seen
+        edge = set(itertools.chain.from_iterable(map(neighbours, edge))) - seen
         seen |= edge
         steps -= 1
     return seen
 
 
-def _reversed(graph: QueryGraph, nodes: Iterable[str]) -> Callable[[str], Sequence[str]]:
-    dependents: dict[str, list[str]] = {}
-    for node in nodes:
-        for dependency in graph.dependencies(node):
-            dependents.setdefault(dependency, []).append(node)
-    return lambda node: dependents.get(node, ())
+def _reach_within(graph: QueryGraph, known: set[int], start: Nodes, depth: str = "") -> set[int]:
+    """The nodes of `known` that depend on `start`: in at most `depth` steps, none of which leaves `known`."""
+    return _reach(start & known, lambda node: known.intersection(graph.dependents(node)), depth)
 
 
 _FUNCTIONS = {

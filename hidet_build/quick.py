@@ -49,6 +49,9 @@ VARIABLES = (
 )
 
 
+_BEFORE_ROOT = b"\xef\xbb\xbf{'\" \t\r\n"  # what may stand before the key in the first line, a byte order mark too
+_ROOT_SIGNS = (b"\nworkspace", b"\rworkspace", b'\n"workspace', b'\r"workspace', b"\n'workspace", b"\r'workspace")
+
 _LOOKED_INTO = 100  # sources that are hashed here; with more than that changed, it will be for work
 
 
@@ -68,7 +71,7 @@ def answer(arguments: Sequence[str]) -> int | Changes | None:
     """
     started = monotonic()
     try:
-        root = _root(os.getcwd())
+        root = find_root(os.getcwd())
     except OSError:  # the folder is gone
         return None
     if root is None or any(argument.startswith("--output_base") for argument in arguments):
@@ -119,25 +122,25 @@ def save(path: str, snapshot: Snapshot) -> None:
     write(path, marshal.dumps(snapshot))
 
 
-def write(path: str, content: bytes) -> None:
-    """Put a file there, whole, if that can be done."""
+def write(path: str, *parts: bytes) -> None:
+    """Put a file of these parts there, whole, if that can be done."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(content)
+            file.writelines(parts)
         os.replace(temporary, path)
     except OSError:
         return
 
 
-def _root(folder: str) -> str | None:
-    """The nearest folder upward whose BUILD.yaml declares a workspace."""
+def find_root(folder: str) -> str | None:
+    """The nearest folder upward whose BUILD.yaml may declare a workspace: where it does not, nothing was saved."""
     while True:
         try:
             with open(f"{folder}/{ROOT_FILE}", "rb") as file:
                 text = file.read()
-            if text.startswith(b"workspace:") or b"\nworkspace:" in text or b"\xbfworkspace:" in text:
+            if text.lstrip(_BEFORE_ROOT).startswith(b"workspace") or any(sign in text for sign in _ROOT_SIGNS):
                 return folder
         except OSError:
             pass
@@ -222,10 +225,16 @@ def _renew(snapshot: Snapshot, changed: list[str], root: str) -> bool:
                 renewed = True
     if changed:
         return False
-    for path, (names, known) in snapshot["folders"].items():
+    return renew_folders(snapshot["folders"]) or renewed
+
+
+def renew_folders(folders: dict[str, tuple[list[str], Mark | None]]) -> bool:
+    """Mark the folders that can be known by a mark from now on; whether there are any."""
+    renewed = False
+    for path, (names, known) in folders.items():
         seen = mark_of_folder(path, names) if known is None else None
         if seen is not None:
-            snapshot["folders"][path] = (names, seen)
+            folders[path] = (names, seen)
             renewed = True
     return renewed
 

@@ -1,37 +1,30 @@
-"""The protobuf room: Remote Execution API messages, the keys made of them, and results as caches keep them.
+"""Remote Execution API messages as bytes: the keys made of them, and results as caches keep them.
 
-Knows digests, paths and our `ActionResult`; nothing of caches, rules or the network. Importing it costs about 40 ms, so
-it is imported where an action must be keyed or a stored result read, not before.
+Knows digests, paths and our `ActionResult`; nothing of caches, rules or the network. Writes messages and reads none:
+`messages` does that, with protobuf, whose import costs more than a small build has to do.
 
-The messages are built at import from the table below (the API's public field numbers) in a descriptor pool of our
-own: no generated code that ties us to one protobuf version, no clash with stubs the user's program has loaded.
+What is written comes from one table, the API's public field numbers, and is byte for byte what protobuf writes.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from posixpath import normpath
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Union
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
-
 from hidet_build import digest as digests
-from hidet_build.action import ActionResult, OutputFile
+from hidet_build.action import ActionResult
 from hidet_build.digest import Digest
 from hidet_build.errors import AnalysisError, EnvironmentFailure
 
 STDOUT_LIMIT = 64 << 10  # of an action's text, this much is kept with its result
-TREE_LIMIT = 100_000  # files in one output folder: a tree can name the same subfolder twice, and so on downwards
-PATH_LIMIT = 4096
 WORKER = "hidet-build"  # in every result, which therefore is never empty: zero bytes would look like a lost one
 
 # Package, then message (dotted: nested in another), then "number type name". Types with a capital are messages, of the
 # same package unless written out.
-_TABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+TABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "google.protobuf": {
             "Timestamp": ("1 int64 seconds", "2 int32 nanos"),
@@ -128,51 +121,80 @@ _TABLE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
-_Field = descriptor_pb2.FieldDescriptorProto
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    number: int
+    is_repeated: bool
+    kind: str
+    name: str
+
+    @property
+    def is_message(self) -> bool:
+        """Whether the field holds a message."""
+        return not self.kind.islower() or "." in self.kind
 
 
-def _build(table: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Mapping[str, Any]:
-    # One descriptor file a package, each seeing the ones before it; classes by name without the package.
-    pool = descriptor_pool.DescriptorPool()
-    seen: list[str] = []
-    for package, messages in table.items():
-        name = package.replace(".", "/") + "/hidet_build.proto"
-        file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3", dependency=seen)
-        made: dict[str, Any] = {}
-        for message, rows in messages.items():
-            outer, _, inner = message.rpartition(".")
-            made[message] = proto = made[outer].nested_type.add() if outer else file.message_type.add()
-            proto.name = inner
-            for row in rows:
-                _add_field(proto, row, package)
-        pool.AddSerializedFile(file.SerializeToString())
-        seen.append(name)
-    return MappingProxyType(
-        {
-            message: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{message}"))
-            for package, messages in table.items()
-            for message in messages
-        }
-    )
+def read_row(text: str) -> Row:
+    """A row of the table from how it is written there."""
+    number, *repeated, kind, name = text.split()
+    return Row(int(number), bool(repeated), kind, name)
 
 
-def _add_field(proto: Any, row: str, package: str) -> None:
-    number, *label, kind, name = row.split()
-    field = proto.field.add(name=name, number=int(number))
-    field.label = _Field.LABEL_REPEATED if label else _Field.LABEL_OPTIONAL
-    if kind.islower() and "." not in kind:
-        field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
-    else:
-        field.type = _Field.TYPE_MESSAGE
-        field.type_name = f".{kind}" if kind.startswith("google.") else f".{package}.{kind}"
+class _Field(NamedTuple):
+    name: str
+    tag: bytes
+    is_number: bool
+    is_repeated: bool
+    is_message: bool
 
 
-MESSAGES = _build(_TABLE)
-"""Message classes by their name in the specification, for what else speaks this API."""
+def _field(row: Row) -> _Field:
+    is_number = row.kind in ("bool", "int32", "int64", "uint32")
+    tag = _varint(row.number << 3 | (0 if is_number else 2))
+    return _Field(row.name, tag, is_number, row.is_repeated, row.is_message)
 
 
-class BadMessage(Exception):
-    """Bytes that are no message of the expected kind, or one that we must not follow. For caches: a miss."""
+def _varint(number: int) -> bytes:
+    """A number that is not negative, seven bits a byte, the lowest first."""
+    if number < 128:
+        return bytes((number,))
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+_FIELDS: Mapping[str, tuple[_Field, ...]] = MappingProxyType(
+    {
+        message: tuple(_field(row) for row in map(read_row, rows))
+        for messages in TABLE.values()
+        for message, rows in messages.items()
+    }
+)
+
+
+def encode(message: str, **values: Any) -> bytes:
+    """A message of the table, as protobuf writes it; the messages in it are given encoded, None is no value.
+
+    Fields come in the order of their numbers; zero, false and empty texts are left out, empty messages are not.
+    UnicodeEncodeError where a text is not UTF-8.
+    """
+    made: list[bytes] = []
+    for name, tag, is_number, is_repeated, is_message in _FIELDS[message]:
+        value = values.get(name)
+        if not value and not (is_message and value is not None and not is_repeated):
+            continue
+        for one in value if is_repeated else (value,):
+            if is_number:
+                made += (tag, _varint(one))
+            else:
+                content = one.encode() if isinstance(one, str) else one
+                made += (tag, _varint(len(content)), content)
+    return b"".join(made)
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -221,28 +243,30 @@ def action_key(
         root_digest = _encode_folder(root, directories)
         properties = sorted(set(platform_properties))
         platform = _platform(properties) if properties else None
-        command = MESSAGES["Command"](
+        command = encode(
+            "Command",
             arguments=arguments,
+            environment_variables=[
+                encode("Command.EnvironmentVariable", name=name, value=value)
+                for name, value in sorted(dict(environment).items())
+            ],
             platform=platform,
             working_directory=working_directory,
             output_paths=sorted({_relative(path, working_directory) for path in output_paths}),
         )
-        for name, value in sorted(dict(environment).items()):
-            command.environment_variables.add(name=name, value=value)
-        command_bytes = _encode(command)
-        action = MESSAGES["Action"](
-            command_digest=_message(digests.of_bytes(command_bytes)),
-            input_root_digest=_message(root_digest),
+        action = encode(
+            "Action",
+            command_digest=_digest(digests.of_bytes(command)),
+            input_root_digest=_digest(root_digest),
             do_not_cache=do_not_cache,
             salt=salt,
             platform=platform,
         )
-        action_bytes = _encode(action)
     except UnicodeEncodeError as error:  # a file name of other bytes, which Python shows with surrogates
         raise AnalysisError(
             f"{error.object!r} is not UTF-8", hint="file names, arguments and environment of an action must be"
         ) from error
-    return ActionKey(digests.of_bytes(action_bytes), action_bytes, command_bytes, tuple(reversed(directories)))
+    return ActionKey(digests.of_bytes(action), action, command, tuple(reversed(directories)))
 
 
 def _relative(path: str, working_directory: str) -> str:
@@ -256,11 +280,9 @@ def _relative(path: str, working_directory: str) -> str:
     return "/".join([".."] * (len(here) - common) + there[common:])
 
 
-def _platform(properties: Sequence[tuple[str, str]]) -> Any:
-    platform = MESSAGES["Platform"]()
-    for name, value in properties:
-        platform.properties.add(name=name, value=value)
-    return platform
+def _platform(properties: Sequence[tuple[str, str]]) -> bytes:
+    pairs = [encode("Platform.Property", name=name, value=value) for name, value in properties]
+    return encode("Platform", properties=pairs)
 
 
 def _input_root(
@@ -279,7 +301,7 @@ def _input_root(
 def _insert(root: _Folder, path: str, node: _Node) -> None:
     *parents, name = path.split("/")
     folder = _descend(root, path, parents)
-    if not _is_name(name):
+    if not is_name(name):
         raise AnalysisError(f"{path!r} is no path an input can have: it must be relative and without '.' and '..'")
     if folder.setdefault(name, node) != node:
         raise AnalysisError(f"two inputs of one action are at {path!r}")
@@ -288,7 +310,7 @@ def _insert(root: _Folder, path: str, node: _Node) -> None:
 def _descend(root: _Folder, path: str, parents: Sequence[str]) -> _Folder:
     folder = root
     for parent in parents:
-        if not _is_name(parent):
+        if not is_name(parent):
             raise AnalysisError(f"{path!r} is no path an input can have: it must be relative and without '.' and '..'")
         inner = folder.setdefault(parent, _Folder())
         if not isinstance(inner, _Folder):
@@ -297,22 +319,22 @@ def _descend(root: _Folder, path: str, parents: Sequence[str]) -> _Folder:
     return folder
 
 
-def _is_name(segment: str) -> bool:
+def is_name(segment: str) -> bool:
+    """Whether a path can have this segment."""
     return segment not in ("", ".", "..") and "\0" not in segment
 
 
 def _encode_folder(folder: _Folder, made: list[bytes]) -> Digest:
     # Appends the messages of the folder and all below it to `made`, the folder's own last.
-    message = MESSAGES["Directory"]()
+    files, directories = [], []
     for name, node in sorted(folder.items(), key=lambda item: item[0]):
         if isinstance(node, _Folder):
-            message.directories.add(name=name, digest=_message(_encode_folder(node, made)))
+            directories.append(encode("DirectoryNode", name=name, digest=_digest(_encode_folder(node, made))))
         elif isinstance(node, Digest):
-            message.directories.add(name=name, digest=_message(node))
+            directories.append(encode("DirectoryNode", name=name, digest=_digest(node)))
         else:
-            digest, executable = node
-            message.files.add(name=name, digest=_message(digest), is_executable=executable)
-    content = _encode(message)
+            files.append(encode("FileNode", name=name, digest=_digest(node[0]), is_executable=node[1]))
+    content = encode("Directory", files=files, directories=directories)
     made.append(content)
     return digests.of_bytes(content)
 
@@ -368,29 +390,36 @@ def encode_result(result: ActionResult, working_directory: str = "") -> EncodedR
 
     Text over 64 KiB loses its middle. Empty folders inside an output folder are not kept.
     """
-    message = MESSAGES["ActionResult"](stdout_raw=_shortened(result.output))
-    message.execution_metadata.worker = WORKER
-    nanos = round(max(result.seconds, 0.0) * 1e9)
-    duration = message.execution_metadata.virtual_execution_duration
-    duration.seconds, duration.nanos = divmod(nanos, 1_000_000_000)
     folders = {path: _Folder() for path in result.directories}
+    files = []
     for file in sorted(result.files):
         inside = next((path for path in folders if file.path.startswith(path + "/")), None)
         if inside is not None:
             _insert(folders[inside], file.path[len(inside) + 1 :], (file.digest, file.executable))
         else:
-            message.output_files.add(
-                path=_relative(file.path, working_directory),
-                digest=_message(file.digest),
-                is_executable=file.executable,
-            )
+            path, digest = _relative(file.path, working_directory), _digest(file.digest)
+            files.append(encode("OutputFile", path=path, digest=digest, is_executable=file.executable))
     trees = []
+    directories = []
     for path, folder in sorted(folders.items()):
         trees.append(_encode_tree(folder))
-        message.output_directories.add(
-            path=_relative(path, working_directory), tree_digest=_message(digests.of_bytes(trees[-1]))
-        )
-    return EncodedResult(_encode(message), tuple(trees))
+        tree_digest = _digest(digests.of_bytes(trees[-1]))
+        path = _relative(path, working_directory)
+        directories.append(encode("OutputDirectory", path=path, tree_digest=tree_digest))
+    content = encode(
+        "ActionResult",
+        output_files=files,
+        output_directories=directories,
+        stdout_raw=_shortened(result.output),
+        execution_metadata=_metadata(result.seconds),
+    )
+    return EncodedResult(content, tuple(trees))
+
+
+def _metadata(seconds: float) -> bytes:
+    whole, nanos = divmod(round(max(seconds, 0.0) * 1e9), 1_000_000_000)
+    duration = encode("Duration", seconds=whole, nanos=nanos)
+    return encode("ExecutedActionMetadata", worker=WORKER, virtual_execution_duration=duration)
 
 
 def _shortened(text: bytes) -> bytes:
@@ -404,154 +433,8 @@ def _encode_tree(folder: _Folder) -> bytes:
     made: list[bytes] = []
     _encode_folder(folder, made)
     *children, root = made
-    tree = MESSAGES["Tree"]()
-    tree.root.SetInParent()  # an empty folder is no missing one
-    tree.root.MergeFromString(root)
-    for child in sorted(set(children)):
-        tree.children.add().MergeFromString(child)
-    return _encode(tree)
+    return encode("Tree", root=root, children=sorted(set(children)))  # an empty root is no missing one
 
 
-def decode_result(
-    content: bytes, read_blob: Callable[[Digest], bytes | None], working_directory: str = ""
-) -> ActionResult:
-    """The result that `content` is the message of; `read_blob` gives the Trees it names, None where one is gone.
-
-    Raises BadMessage when the bytes are no such message, when it is the result of a failure, when it holds what we
-    do not keep (symlinks), and when a path or digest in it is malformed, leaves the execution root, or comes twice.
-    """
-    message = _decode("ActionResult", content)
-    if not content:
-        raise BadMessage("an empty action result")
-    if message.exit_code:
-        raise BadMessage(f"the result of a failure (exit code {message.exit_code})")
-    if message.output_file_symlinks or message.output_directory_symlinks or message.output_symlinks:
-        raise BadMessage("a result with symlinks")
-    files = [
-        OutputFile(_output_path(file.path, working_directory), _digest(file.digest), file.is_executable)
-        for file in message.output_files
-    ]
-    directories = []
-    for directory in message.output_directories:
-        path = _output_path(directory.path, working_directory)
-        directories.append(path)
-        tree = _read(read_blob, _digest(directory.tree_digest))
-        files.extend(file._replace(path=f"{path}/{file.path}") for file in _tree_files(tree))
-    _check_paths(files, directories)
-    output = _text(message.stdout_raw, message, "stdout_digest", read_blob)
-    output += _text(message.stderr_raw, message, "stderr_digest", read_blob)
-    seconds = _seconds(message.execution_metadata)
-    return ActionResult(tuple(sorted(files)), tuple(sorted(directories)), output, seconds)
-
-
-def references(content: bytes) -> tuple[Digest, ...]:
-    """The blobs an ActionResult message names itself (Trees, not what they name); BadMessage where it is none."""
-    message = _decode("ActionResult", content)
-    if not content:
-        raise BadMessage("an empty action result")
-    named = [file.digest for file in message.output_files]
-    named += [directory.tree_digest for directory in message.output_directories]
-    named += [getattr(message, field) for field in ("stdout_digest", "stderr_digest") if message.HasField(field)]
-    return tuple(_digest(digest) for digest in named)
-
-
-def command_of(content: bytes) -> Digest:
-    """The Command that an Action message names; BadMessage where it is none."""
-    return _digest(_decode("Action", content).command_digest)
-
-
-def _output_path(path: str, working_directory: str) -> str:
-    if not path or path.startswith("/") or "\0" in path or normpath(path) != path or path == ".":
-        raise BadMessage(f"the output path {path!r}")
-    if not working_directory:
-        full = path
-    else:
-        full = normpath(f"{working_directory}/{path}")
-    if full == "." or full.startswith("../") or full == "..":
-        raise BadMessage(f"the output path {path!r} leaves the execution root")
-    return full
-
-
-def _check_paths(files: Sequence[OutputFile], directories: Sequence[str]) -> None:
-    paths = [file.path for file in files]
-    paths += directories
-    if len(set(paths)) != len(paths):
-        raise BadMessage("a path comes twice")
-    taken = {file.path for file in files}
-    for path in paths:
-        while path := path.rpartition("/")[0]:
-            if path in taken:
-                raise BadMessage(f"the file {path!r} is a folder, too")
-
-
-def _tree_files(content: bytes) -> Iterator[OutputFile]:
-    # Walks with a stack of (path, Directory): the depth is the sender's, and so is how often a child comes.
-    tree = _decode("Tree", content)
-    children = {digests.of_bytes(_encode(child)): child for child in tree.children}
-    stack, found = [("", tree.root)], 0
-    while stack:
-        path, directory = stack.pop()
-        if len(path) > PATH_LIMIT:
-            raise BadMessage("a tree too deep for any file system")
-        if directory.symlinks:
-            raise BadMessage("a tree with symlinks")
-        for node in directory.files:
-            yield OutputFile(path + _name(node.name), _digest(node.digest), node.is_executable)
-        for node in directory.directories:
-            child = children.get(_digest(node.digest))
-            if child is None:
-                raise BadMessage(f"the folder {path}{node.name!r} is not in its tree")
-            stack.append((f"{path}{_name(node.name)}/", child))
-        found += len(directory.files) + len(directory.directories)
-        if found > TREE_LIMIT:
-            raise BadMessage(f"a tree of more than {TREE_LIMIT} files")
-
-
-def _name(name: str) -> str:
-    if not _is_name(name) or "/" in name:
-        raise BadMessage(f"the file name {name!r}")
-    return name
-
-
-def _text(raw: bytes, message: Any, field: str, read_blob: Callable[[Digest], bytes | None]) -> bytes:
-    if raw or not message.HasField(field):
-        return raw
-    return _read(read_blob, _digest(getattr(message, field)))
-
-
-def _read(read_blob: Callable[[Digest], bytes | None], digest: Digest) -> bytes:
-    content = read_blob(digest) if digest.size else b""
-    if content is None:
-        raise BadMessage(f"the blob {digest} is gone")
-    return content
-
-
-def _seconds(metadata: Any) -> float:
-    if metadata.HasField("virtual_execution_duration"):
-        duration = metadata.virtual_execution_duration
-        return float(duration.seconds + duration.nanos / 1e9)
-    start, end = metadata.execution_start_timestamp, metadata.execution_completed_timestamp
-    return max(0.0, float(end.seconds - start.seconds + (end.nanos - start.nanos) / 1e9))
-
-
-def _message(digest: Digest) -> Any:
-    return MESSAGES["Digest"](hash=digest.hash, size_bytes=digest.size)
-
-
-def _digest(message: Any) -> Digest:
-    digest = Digest(message.hash, message.size_bytes)
-    if len(digest.hash) != 64 or digest.hash.strip("0123456789abcdef") or digest.size < 0:
-        raise BadMessage(f"the digest {digest}")
-    return digest
-
-
-def _encode(message: Any) -> bytes:
-    content: bytes = message.SerializeToString(deterministic=True)
-    return content
-
-
-def _decode(name: str, content: bytes) -> Any:
-    try:
-        return MESSAGES[name].FromString(content)
-    except (DecodeError, ValueError) as error:
-        raise BadMessage(f"no {name} message") from error
+def _digest(digest: Digest) -> bytes:
+    return encode("Digest", hash=digest.hash, size_bytes=digest.size)

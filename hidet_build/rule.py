@@ -110,16 +110,17 @@ class Kind(NamedTuple):
     name: str
     expected: str  # for errors: "expected ..."
     value: str  # what `ctx.attrs` holds
+    refers: bool = False  # whether it is labels of targets or files
 
 
 STRING = Kind("string", "a string", "str")
 INTEGER = Kind("integer", "a whole number", "int")
 BOOLEAN = Kind("boolean", "true or false", "bool")
 STRINGS = Kind("strings", "a list of strings", "tuple[str, ...]")
-FILE = Kind("file", "a file of this package or the label of a target", "Artifact")
-FILES = Kind("files", "a list of files, labels and globs", "tuple[Artifact, ...]")
-LABEL = Kind("label", "a label", "Dependency")
-LABELS = Kind("labels", "a list of labels", "tuple[Dependency, ...]")
+FILE = Kind("file", "a file of this package or the label of a target", "Artifact", True)
+FILES = Kind("files", "a list of files, labels and globs", "tuple[Artifact, ...]", True)
+LABEL = Kind("label", "a label", "Dependency", True)
+LABELS = Kind("labels", "a list of labels", "tuple[Dependency, ...]", True)
 STRING_MAP = Kind("string_map", "a mapping of strings", "tuple[tuple[str, str], ...]")
 DATA = Kind("data", "a mapping", "dict of plain values")
 
@@ -274,9 +275,12 @@ def _place_of(frame: traceback.FrameSummary) -> Location:
 _TOOL = re.compile(r"cxx|nvcc|binutils|hidet(\+.+)?|command:.+")
 
 
+_UNCLEAN = frozenset(("", ".", ".."))
+
+
 def _is_clean(path: object) -> bool:
     """Whether this is a path that stays below the folder it starts in, written in the one way there is."""
-    return isinstance(path, str) and not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
+    return isinstance(path, str) and _UNCLEAN.isdisjoint(path.split("/")) and "\0" not in path
 
 
 class Context:

@@ -19,10 +19,10 @@ from hidet_build.digest import EMPTY, Digest
 from hidet_build.errors import ActionFailed, BuildError, EnvironmentFailure, ErrorGroup, Interrupted, UsageError
 from hidet_build.execution import Layout
 from hidet_build.files import Placer
-from hidet_build.performer import Options, target_of, targets_of
+from hidet_build.performer import target_of, targets_of
 from hidet_build.process import Processes
 from hidet_build.progress import Outcome, SilentReporter
-from hidet_build.request import Request
+from hidet_build.request import Options, Request
 from hidet_build.settings import PROGRAM
 from hidet_build.state import Record, State
 
@@ -112,19 +112,15 @@ class _Mover:
 
     def move_whole_entry(self, key: str) -> None:
         """Move an entry after all that it names."""
-        from hidet_build import reapi  # protobuf
+        from hidet_build import messages  # protobuf
 
         with self._noting("ac", key):
             content = _read(path_of(self._folder, "ac", key))
             try:
-                self._named_blobs(reapi.references(content))
-                self._named_blobs(file.digest for file in reapi.decode_result(content, self._target.read).files)
-            except reapi.BadMessage as error:
+                self._named_blobs(messages.references(content))
+                self._named_blobs(file.digest for file in messages.decode_result(content, self._target.read).files)
+            except messages.BadMessage as error:
                 raise Unsound(f"it is no result that we can use ({error})") from None
-            # What the key is the digest of. A cache does without; who asks why two keys differ does not.
-            with suppress(Unsound, reapi.BadMessage):
-                self._blob(key)
-                self._blob(reapi.command_of(_read(path_of(self._folder, "cas", key))).hash)
             self._entry(key, content)
 
     def _named_blobs(self, digests: Iterable[Digest]) -> None:

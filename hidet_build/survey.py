@@ -14,13 +14,14 @@ from difflib import get_close_matches
 from hidet_build.errors import BuildError, Location, QueryError, error_list
 from hidet_build.files import Fingerprint, mark
 from hidet_build.graph import TargetGraph, load, once
-from hidet_build.label import Label, parse_pattern
+from hidet_build.label import Label, Pattern, parse_pattern
 from hidet_build.loader import Loader
 from hidet_build.package import Select, Target
 from hidet_build.plan import YOUNG, listing
-from hidet_build.query import SOURCE_FILE, Node, Word, file_paths
+from hidet_build.query import SOURCE_FILE, Word, file_paths
 from hidet_build.rule import Reference
 from hidet_build.ruleset import built_in_folder
+from hidet_build.table import Node
 from hidet_build.workspace import Workspace
 
 _TICK_NS = 100_000_000  # the clock of a file system may be that much behind ours
@@ -34,27 +35,45 @@ class Survey:
         self._workspace = workspace
         self._package = package
         self._loader = Loader(workspace)
+        self.packages: dict[str, None] = {}  # those that are there with all their targets
+        self.below: dict[str, None] = {}  # folders below which all packages are
 
     def nodes(self, words: Sequence[Word], keep_going: bool) -> tuple[dict[Label, Node], list[BuildError]]:
         """All nodes that the words can be about, and with `keep_going` the errors of packages that were passed over."""
-        package, workspace = self._package, self._workspace
         errors: list[BuildError] = []
         roots: dict[Label, None] = {}
         files: list[Label] = []
         for word in words:
-            file = _file(word.text, package, workspace)
+            file = _file(word.text, self._package, self._workspace)
             if file is not None:
                 files.append(file)
-            for name in _packages(word, package, workspace) if file is None else [file.package]:
+            pattern = Pattern("", "target", *file, False, False) if file else _pattern(word, self._package)
+            for name in self._names(pattern):
                 try:
-                    targets = self._loader.package(name, None).targets.values()
-                    roots.update(dict.fromkeys(target.label for target in targets))
+                    roots.update(dict.fromkeys(self._targets(pattern, name, file is not None)))
                 except BuildError as error:
                     if not keep_going:
-                        raise _no_such_file(word, package, workspace) or _at(word, error) from None
+                        raise _no_such_file(word, self._package, self._workspace) or _at(word, error) from None
                     errors.append(error)
-        graph = _load(roots, self._loader, workspace, errors if keep_going else None)
-        return _nodes(graph, files), once(errors)
+        graph = _load(roots, self._loader, self._workspace, errors if keep_going else None)
+        nodes = _nodes(graph, files)
+        self._loader.forget()
+        return nodes, once(errors)
+
+    def _names(self, pattern: Pattern) -> Sequence[str]:
+        """The packages that a pattern needs loaded."""
+        if pattern.kind != "recursive":
+            return (pattern.package,)
+        self.below[pattern.package] = None
+        return self._workspace.walk_packages(pattern.package).packages
+
+    def _targets(self, pattern: Pattern, package: str, may_be_file: bool) -> Iterable[Label]:
+        """The targets of a package that a pattern is about: where it names none that is there, all, for a hint."""
+        targets = self._loader.package(package, None).targets
+        if pattern.kind == "target" and (may_be_file or pattern.name in targets):
+            return (target.label for name, target in targets.items() if name == pattern.name)
+        self.packages[package] = None
+        return (target.label for target in targets.values())
 
     def evidence(self) -> tuple[dict[str, Fingerprint | None], dict[str, tuple[str, ...]]]:
         """What it rests on; see the function."""
@@ -119,15 +138,11 @@ def _no_such_file(word: Word, package: str, workspace: Workspace) -> QueryError 
     )
 
 
-def _packages(word: Word, package: str, workspace: Workspace) -> list[str]:
-    """The packages a word of the expression needs loaded."""
+def _pattern(word: Word, package: str) -> Pattern:
     try:
-        pattern = parse_pattern(word.text, package)
+        return parse_pattern(word.text, package)
     except BuildError as error:
         raise _at(word, error) from None
-    if pattern.kind == "recursive":
-        return list(workspace.walk_packages(pattern.package).packages)
-    return [pattern.package]
 
 
 def _at(word: Word, error: BuildError) -> BuildError:

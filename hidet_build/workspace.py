@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
@@ -75,10 +75,13 @@ class Found(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What a folder holds, sorted by name; `links` are those of `folders` that are symbolic links."""
+    """What a folder holds, sorted by name; `links` are those of `folders` that are symbolic links.
 
-    files: tuple[str, ...]
-    folders: tuple[str, ...]
+    Names are the keys of dictionaries, for a folder may hold thousands, each of which is asked for.
+    """
+
+    files: Mapping[str, None]
+    folders: Mapping[str, None]
     links: frozenset[str]
 
 
@@ -96,6 +99,8 @@ class Workspace:
         self._real_output = os.path.realpath(self.output_base)
         self._listings: dict[str, Listing | None] = {}
         self._nested: dict[str, bool] = {}
+        self._owners: dict[str, str | None] = {}
+        self._left_out: dict[str, str | None] = {"": None}
 
     def absolute(self, path: str) -> str:
         """The path on disk."""
@@ -135,25 +140,36 @@ class Workspace:
     def owner(self, path: str) -> str | None:
         """The package a file belongs to: the nearest folder above it that has a BUILD.yaml."""
         folder = os.path.dirname(path)
-        while not self.is_package(folder):
-            if not folder:
-                return None
-            folder = os.path.dirname(folder)
-        return folder
+        below: list[str] = []
+        while folder not in self._owners:
+            below.append(folder)
+            if self.is_package(folder) or not folder:
+                self._owners[folder] = folder if self.is_package(folder) else None
+            else:
+                folder = os.path.dirname(folder)
+        found = self._owners[folder]
+        self._owners.update(dict.fromkeys(below, found))
+        return found
 
     def excluded(self, path: str) -> str | None:
         """Why the folder or file is no part of the workspace ("is in a hidden folder (.git)"), or None where it is."""
-        parent = ""
-        *above, last = path.split("/")
-        for name in above:
-            why = self._excluded_folder(parent, name)
-            if why:
-                return why
-            parent = _join(parent, name)
+        parent, _, name = path.rpartition("/")
+        why = self._folder_left_out(parent)
+        if why:
+            return why
         listing = self.listing(parent)
-        if listing is not None and last in listing.folders:
-            return self._excluded_folder(parent, last)
+        if listing is not None and name in listing.folders:
+            return self._folder_left_out(path)
         return f"is named in {IGNORE_FILE} ({path})" if self._is_ignored(path) else None
+
+    def _folder_left_out(self, path: str) -> str | None:
+        parent = ""
+        for name in path.split("/") if path not in self._left_out else ():
+            folder = _join(parent, name)
+            if folder not in self._left_out:
+                self._left_out[folder] = self._left_out[parent] or self._excluded_folder(parent, name)
+            parent = folder
+        return self._left_out[path]
 
     def walk_packages(self, package: str = "") -> Walk:
         """The packages in `package` and below.
@@ -343,7 +359,7 @@ def _scan(path: str) -> Listing | None:
                         files.append(entry.name)
     except OSError:
         return None
-    return Listing(tuple(sorted(files)), tuple(sorted(folders)), frozenset(links))
+    return Listing(dict.fromkeys(sorted(files)), dict.fromkeys(sorted(folders)), frozenset(links))
 
 
 def _read_ignore_file(lines: Sequence[str]) -> tuple[GlobPattern, ...]:

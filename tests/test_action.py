@@ -18,9 +18,10 @@ from hidet_build.execution import ExecutionRoot, Layout
 from hidet_build.files import Placer
 from hidet_build.label import Label
 from hidet_build.lock import KeyLocks
-from hidet_build.performer import Options, Performer
+from hidet_build.performer import Performer
 from hidet_build.process import ProcessResult
 from hidet_build.progress import choose_reporter
+from hidet_build.request import Options
 from hidet_build.state import State
 from hidet_build.toolchain.base import Toolchain
 from hidet_build.toolchain.registry import ToolTree

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from hidet_build import digest as digests
-from hidet_build import reapi
+from hidet_build import messages, reapi
 from hidet_build.action import ActionResult, OutputFile
 from hidet_build.cache.base import Cache, Layered, Stored
 from hidet_build.cache.disk import DiskCache
@@ -98,7 +98,7 @@ def test_nothing_is_a_miss(cache: DiskCache, tmp_path: Path) -> None:
 
 
 def test_put_get_place(cache: DiskCache, tmp_path: Path) -> None:
-    """What was put is had back: the result, the files with their modes, the messages; in Bazel's layout, sealed."""
+    """What was put is had back: the result, the files with their modes; in Bazel's layout, sealed; but no messages."""
     result, files = made(tmp_path / "root", {"a.o": CONTENT, "bin/run": b"#!/bin/sh\n", "empty": b""}, "bin/run")
     message = b"the Action message"
     stored = cache.put(KEY, result, files, [message])
@@ -114,7 +114,7 @@ def test_put_get_place(cache: DiskCache, tmp_path: Path) -> None:
     } == {path: (tmp_path / "out" / path).read_bytes() for path in files}
     assert os.access(tmp_path / "out" / "bin" / "run", os.X_OK)
     assert 0o444 == (tmp_path / "out" / "a.o").stat().st_mode & 0o777
-    assert message == cache.read(digests.of_bytes(message))
+    assert cache.read(digests.of_bytes(message)) is None
     assert is_sealed(blob(cache).stat(), DIGEST)
     assert reapi.encode_result(result).content == entry(cache).read_bytes()
     assert [] == os.listdir(Path(cache.folder, "tmp"))
@@ -213,7 +213,7 @@ def test_garbage_entry(cache: DiskCache, result: ActionResult, content: bytes) -
 def test_failure_is_no_hit(cache: DiskCache) -> None:
     """The result of a failure, which some tools store, is a miss."""
     entry(cache).parent.mkdir(parents=True)
-    entry(cache).write_bytes(reapi.MESSAGES["ActionResult"](exit_code=1).SerializeToString())
+    entry(cache).write_bytes(messages.MESSAGES["ActionResult"](exit_code=1).SerializeToString())
 
     assert cache.get(KEY) is None
 
@@ -439,7 +439,7 @@ def test_full_disk(tmp_path: Path) -> None:
         "from hidet_build.files import Placer\n"
         "cache = DiskCache(sys.argv[1], Placer())\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "stored = cache.put(digest.EMPTY, ActionResult(()), {}, [b'x' * 5000])\n"
+        "stored = cache.put(digest.EMPTY, ActionResult((), output=b'x' * 5000), {})\n"
         "print(bool(stored), stored.reason)\n"
     )
     ran = subprocess.run(
@@ -477,7 +477,7 @@ def test_many_threads_and_processes(tmp_path: Path) -> None:
         "        file = OutputFile('a', digest.of_bytes(content), False)\n"
         "        key = digest.of_bytes(b'key %d' % (number % 7))\n"
         "        result = ActionResult((file,))\n"
-        "        if not cache.put(key, result, {'a': str(local)}, [content * 2]):\n"
+        "        if not cache.put(key, result, {'a': str(local)}):\n"
         "            failures.append('put')\n"
         "        if cache.get(key) != result or not cache.place(file.digest, False, f'{local}.out'):\n"
         "            failures.append('get')\n"
@@ -497,7 +497,7 @@ def test_many_threads_and_processes(tmp_path: Path) -> None:
     report = DiskCache(str(tmp_path / "cache"), Placer()).verify()
 
     assert [0, 0, 0] == codes
-    assert (7, 14, ()) == (report.entries, report.blobs, report.dropped)
+    assert (7, 7, ()) == (report.entries, report.blobs, report.dropped)
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
@@ -585,7 +585,7 @@ def layered(tmp_path: Path, *caches: Cache) -> Layered:
 
 
 def test_layered_put_reaches_all(cache: DiskCache, tmp_path: Path) -> None:
-    """A result goes to every cache, messages too."""
+    """A result goes to every cache, messages to those that run actions."""
     far = MemoryCache("far")
     result, files = made(tmp_path / "root", {"module.o": CONTENT})
     both = layered(tmp_path, cache, far)
@@ -594,7 +594,7 @@ def test_layered_put_reaches_all(cache: DiskCache, tmp_path: Path) -> None:
     assert stored
     assert (result, result) == (cache.get(KEY), far.get(KEY))
     assert (CONTENT, CONTENT) == (cache.read(DIGEST), far.read(DIGEST))
-    assert cache.read(digests.of_bytes(b"message")) == far.read(digests.of_bytes(b"message")) == b"message"
+    assert (None, b"message") == (cache.read(digests.of_bytes(b"message")), far.read(digests.of_bytes(b"message")))
     assert "disk+far" == both.name
 
 

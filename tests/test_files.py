@@ -182,12 +182,23 @@ def test_readers_see_whole_files(tmp_path: Path) -> None:
     assert seen <= set(versions)
 
 
+@pytest.fixture(params=["new", "used"])
+def placer(request: pytest.FixtureRequest, tmp_path: Path) -> Placer:
+    """A placer that has placed nothing, or one that knows what can be done here."""
+    made = Placer()
+    if request.param == "used":
+        (tmp_path / "before").write_bytes(CONTENT)
+        files.seal(str(tmp_path / "before"), DIGEST, False)
+        made.place(str(tmp_path / "before"), str(tmp_path / "first"), DIGEST, False)
+    return made
+
+
 @pytest.mark.parametrize("executable", [False, True])
-def test_place(tmp_path: Path, executable: bool) -> None:
+def test_place(tmp_path: Path, placer: Placer, executable: bool) -> None:
     """A placed file has the content, the seal and the mode, in a folder made for it."""
     source = blob(tmp_path, executable=executable)
     target = tmp_path / "out" / "deep" / "file"
-    how = Placer().place(source, str(target), DIGEST, executable)
+    how = placer.place(source, str(target), DIGEST, executable)
     status = os.stat(target)
 
     assert CONTENT == target.read_bytes()
@@ -196,10 +207,9 @@ def test_place(tmp_path: Path, executable: bool) -> None:
     assert (how is Placed.HARDLINK) == (status.st_ino == os.stat(source).st_ino)
 
 
-def test_place_again_keeps_the_file(tmp_path: Path) -> None:
+def test_place_again_keeps_the_file(tmp_path: Path, placer: Placer) -> None:
     """Placing what is there already leaves one file and no temporary name."""
     source, target = blob(tmp_path), str(tmp_path / "out")
-    placer = Placer()
     first = placer.place(source, target, DIGEST, False)
     second = placer.place(source, target, DIGEST, False)
 
@@ -208,17 +218,17 @@ def test_place_again_keeps_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("executable", [False, True])
-def test_place_with_another_mode_copies(tmp_path: Path, executable: bool) -> None:
+def test_place_with_another_mode_copies(tmp_path: Path, placer: Placer, executable: bool) -> None:
     """Hard links share modes, so a blob that is executable where the output is not (or the reverse) is no link."""
     source, target = blob(tmp_path, executable=not executable), str(tmp_path / "out")
-    how = Placer().place(source, target, DIGEST, executable)
+    how = placer.place(source, target, DIGEST, executable)
 
     assert how is not Placed.HARDLINK
     assert (0o555 if executable else 0o444) == os.stat(target).st_mode & 0o777
     assert (0o444 if executable else 0o555) == os.stat(source).st_mode & 0o777
 
 
-def test_place_replaces_what_stands_there(tmp_path: Path) -> None:
+def test_place_replaces_what_stands_there(tmp_path: Path, placer: Placer) -> None:
     """A file, a link and a folder with content all give way, and what a link pointed to is untouched."""
     source = blob(tmp_path)
     (tmp_path / "other").write_bytes(b"precious")
@@ -230,7 +240,7 @@ def test_place_replaces_what_stands_there(tmp_path: Path) -> None:
     (tmp_path / "folder" / "deep").chmod(0o555)
     targets = [tmp_path / name for name in ("file", "link", "dangling", "folder")]
     for target in targets:
-        Placer().place(source, str(target), DIGEST, False)
+        placer.place(source, str(target), DIGEST, False)
 
     assert [CONTENT] * 4 == [target.read_bytes() for target in targets]
     assert not any(target.is_symlink() for target in targets)
@@ -240,7 +250,7 @@ def test_place_replaces_what_stands_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("obstacle", ["file", "dangling link"])
-def test_place_where_a_parent_is_no_folder(tmp_path: Path, obstacle: str) -> None:
+def test_place_where_a_parent_is_no_folder(tmp_path: Path, placer: Placer, obstacle: str) -> None:
     """A file where a folder must be gives way."""
     source = blob(tmp_path)
     if obstacle == "file":
@@ -248,20 +258,19 @@ def test_place_where_a_parent_is_no_folder(tmp_path: Path, obstacle: str) -> Non
     else:
         (tmp_path / "out").symlink_to("nowhere")
     target = tmp_path / "out" / "deep" / "file"
-    Placer().place(source, str(target), DIGEST, False)
+    placer.place(source, str(target), DIGEST, False)
 
     assert CONTENT == target.read_bytes()
     assert not (tmp_path / "out").is_symlink()
 
 
 @pytest.mark.skipif(not SHM.is_dir(), reason="needs a second file system")
-def test_place_on_another_device_copies_and_remembers(tmp_path: Path) -> None:
+def test_place_on_another_device_copies_and_remembers(tmp_path: Path, placer: Placer) -> None:
     """Between devices content is copied; sealed it is all the same."""
     source = blob(tmp_path)
     if os.stat(SHM).st_dev == os.stat(source).st_dev:
         pytest.skip("one device only")
     target = files.temporary_path(str(SHM))
-    placer = Placer()
     try:
         hows = [placer.place(source, target, DIGEST, False) for _ in range(2)]
 
@@ -291,18 +300,18 @@ def test_place_beyond_the_limit_of_links(tmp_path: Path) -> None:
     assert CONTENT == (tmp_path / "out").read_bytes()
 
 
-def test_place_without_its_blob(tmp_path: Path) -> None:
+def test_place_without_its_blob(tmp_path: Path, placer: Placer) -> None:
     """A blob that is gone is an error of the usual kind, and the old output stays."""
     (tmp_path / "out").write_bytes(b"old")
     with pytest.raises(FileNotFoundError):
-        Placer().place(str(tmp_path / "blob"), str(tmp_path / "out"), DIGEST, False)
+        placer.place(str(tmp_path / "blob"), str(tmp_path / "out"), DIGEST, False)
 
     assert b"old" == (tmp_path / "out").read_bytes()
 
 
-def test_place_from_many_threads(tmp_path: Path) -> None:
+def test_place_from_many_threads(tmp_path: Path, placer: Placer) -> None:
     """Threads that place one output in one new folder at once all succeed."""
-    source, placer, failures = blob(tmp_path), Placer(), []
+    source, failures = blob(tmp_path), []
     start = threading.Barrier(8)
 
     def work() -> None:
@@ -335,6 +344,30 @@ def test_copy(tmp_path: Path, size: int) -> None:
     assert digest == digests.of_file(str(tmp_path / "target"))
     assert not os.path.samefile(source, tmp_path / "target")
     assert files.is_sealed(os.stat(tmp_path / "target"), digest)
+
+
+def test_duplicate(tmp_path: Path) -> None:
+    """A duplicate has the content and the mode, and nothing else of the file."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(CONTENT)
+    source.chmod(0o754)
+    files.duplicate(str(source), str(target))
+
+    assert CONTENT == target.read_bytes()
+    assert 0o754 == target.stat().st_mode & 0o777
+    assert not os.path.samefile(source, target)
+
+
+def test_closed_file(tmp_path: Path) -> None:
+    """A file is closed when nobody has it open: neither we, nor a process that got it from us."""
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        ours = files.is_closed(str(path))
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
+    theirs = files.is_closed(str(path))
+    child.communicate()
+
+    assert [False, False, True] == [ours, theirs, files.is_closed(str(path))]
 
 
 def test_remove(tmp_path: Path) -> None:

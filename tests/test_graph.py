@@ -37,7 +37,7 @@ def loaded(root: Path, *labels: str, platform: str | None = "cpu") -> TargetGrap
 def test_a_graph_holds_what_is_needed(tmp_path: Path) -> None:
     """Targets, source files, and where each edge was written."""
     graph = loaded(tmp_path, ":right")
-    edge = graph.edges.edges[Label("", "right"), Label("", "a.txt")]
+    edge = graph.edges().edges[Label("", "right"), Label("", "a.txt")]
 
     assert ({"right", "bottom"}, {Label("", "a.txt")}) == ({label.name for label in graph.targets}, graph.sources)
     assert ("srcs", "BUILD.yaml:5:54") == (edge["attribute"], str(edge["location"]))

@@ -15,7 +15,7 @@ ROOMS_OF_LIBRARIES = {
     "yaml": {"node"},
     "networkx": {"graph"},
     "filelock": {"lock"},
-    "google": {"reapi"},
+    "google": {"messages"},
 }
 # And one program: what takes seconds to import is imported by the worker alone.
 HEAVY = {"hidet", "torch", "numpy"}

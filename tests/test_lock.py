@@ -1,5 +1,6 @@
 """Locks by key: exclusion between threads and processes, holders that are named or dead, refusals."""
 
+import json
 import os
 import shutil
 import signal
@@ -43,11 +44,10 @@ def locks(folder: Path, told: Told | None = None, timeout: float | None = None, 
     return KeyLocks(str(folder), told or Told(), timeout, block)
 
 
-def hold_elsewhere(folder: Path, key: str = KEY) -> subprocess.Popen[bytes]:
+def hold_elsewhere(folder: Path, key: str = KEY, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Another process that holds the key until its standard input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), key], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", HOLD, str(folder), key]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert b"held\n" == process.stdout.readline()
     return process
@@ -59,13 +59,15 @@ def let_go(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_free_lock(tmp_path: Path) -> None:
-    """A free lock is had at once, again and again; its file stays and is empty when nobody holds it."""
+    """A free lock is had at once, again and again; there is nothing left of it when nobody holds it."""
     told = Told()
-    for _ in range(3):
-        with locks(tmp_path / "locks", told).hold(KEY, "//k:a"):
-            assert b'"//k:a"' in (tmp_path / "locks" / "ab" / f"{KEY}.lock").read_bytes()
+    ours = locks(tmp_path / "locks", told)
+    for label in ("//k:a_long_name", "//k:a", "//k:b"):
+        with ours.hold(KEY, label):
+            assert label == json.loads((tmp_path / "locks" / f"{KEY}.lock").read_bytes())["label"]
+    ours.close()
 
-    assert b"" == (tmp_path / "locks" / "ab" / f"{KEY}.lock").read_bytes()
+    assert [tmp_path / "locks" / "claims"] == list((tmp_path / "locks").rglob("*"))
     assert [] == told.calls
 
 
@@ -114,7 +116,7 @@ def test_killed_holder_blocks_nobody(tmp_path: Path) -> None:
     holder = hold_elsewhere(tmp_path)
     holder.kill()
     holder.wait()
-    text = (tmp_path / "ab" / f"{KEY}.lock").read_bytes()
+    text = (tmp_path / f"{KEY}.lock").read_bytes()
     with locks(tmp_path, block=False).hold(KEY, "//k:ours"):
         pass
 
@@ -124,7 +126,7 @@ def test_killed_holder_blocks_nobody(tmp_path: Path) -> None:
 def test_dead_holder_is_not_believed(tmp_path: Path) -> None:
     """While a new holder has not written its name yet, the name of a dead one is not shown."""
     holder = hold_elsewhere(tmp_path)
-    path = tmp_path / "ab" / f"{KEY}.lock"
+    path = tmp_path / f"{KEY}.lock"
     path.write_bytes(path.read_bytes().replace(str(holder.pid).encode(), str(2**22 + 5).encode()))
     with pytest.raises(LockHeld) as caught, locks(tmp_path, block=False).hold(KEY, "//k:ours"):
         pass
@@ -137,7 +139,7 @@ def test_dead_holder_is_not_believed(tmp_path: Path) -> None:
 def test_unreadable_holder(tmp_path: Path, text: bytes) -> None:
     """Whatever the file says, the refusal is the same kind of sentence."""
     holder = hold_elsewhere(tmp_path)
-    (tmp_path / "ab" / f"{KEY}.lock").write_bytes(text)
+    (tmp_path / f"{KEY}.lock").write_bytes(text)
     with pytest.raises(LockHeld) as caught, locks(tmp_path, block=False).hold(KEY, "//k:ours"):
         pass
     let_go(holder)
@@ -213,7 +215,12 @@ def test_threads_with_their_own_keys_meet(tmp_path: Path) -> None:
 
 def test_processes_take_turns(tmp_path: Path) -> None:
     """Processes that add to a number in a file under the lock lose no step, also when some of them are killed."""
-    (tmp_path / "number").write_text("0")
+    assert "90" == count_together(tmp_path, hold_elsewhere(tmp_path / "locks"), dict(os.environ))
+
+
+def count_together(folder: Path, victim: subprocess.Popen[bytes], environment: dict[str, str]) -> str:
+    """Three processes add 30 times to a number, while one that holds the lock is killed: what the number is then."""
+    (folder / "number").write_text("0")
     script = (
         "import pathlib, sys\n"
         "from hidet_build.lock import KeyLocks\n"
@@ -223,14 +230,12 @@ def test_processes_take_turns(tmp_path: Path) -> None:
         "    with locks.hold('ab' + '0' * 62, '//k:a'):\n"
         "        number.write_text(str(int(number.read_text()) + 1))\n"
     )
-    workers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
-    victim = hold_elsewhere(tmp_path / "locks")
+    workers = [subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment) for _ in range(3)]
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    codes = [worker.wait(300) for worker in workers]
 
-    assert [0, 0, 0] == codes
-    assert "90" == (tmp_path / "number").read_text()
+    assert [0, 0, 0] == [worker.wait(300) for worker in workers]
+    return (folder / "number").read_text()
 
 
 def test_body_that_fails_gives_the_lock_back(tmp_path: Path) -> None:
@@ -240,14 +245,58 @@ def test_body_that_fails_gives_the_lock_back(tmp_path: Path) -> None:
     with locks(tmp_path, block=False).hold(KEY, "//k:a"):
         pass
 
-    assert b"" == (tmp_path / "ab" / f"{KEY}.lock").read_bytes()
+    assert not (tmp_path / f"{KEY}.lock").exists()
+
+
+def test_claims_of_the_dead_go(tmp_path: Path) -> None:
+    """What killed processes made to hold locks with is removed by the next one; that of the living stays."""
+    dead, alive = hold_elsewhere(tmp_path), hold_elsewhere(tmp_path, OTHER)
+    dead.kill()
+    dead.wait()
+    ours = locks(tmp_path)
+    with ours.hold("ef" + "0" * 62, "//k:ours"):
+        pass
+    ours.close()
+    left = list((tmp_path / "claims").iterdir())
+    let_go(alive)
+
+    assert [alive.pid] == [json.loads(path.read_bytes())["pid"] for path in left]
+
+
+def test_lock_that_is_no_longer_ours(tmp_path: Path) -> None:
+    """Who cleans the folder under a holder lets another in; the first one leaves the lock of that one alone."""
+    first = locks(tmp_path / "locks").hold(KEY, "//k:first")
+    first.__enter__()
+    shutil.rmtree(tmp_path / "locks")
+    with locks(tmp_path / "locks").hold(KEY, "//k:second"):
+        first.__exit__(None, None, None)
+        with pytest.raises(LockHeld) as caught, locks(tmp_path / "locks", block=False).hold(KEY, "//k:third"):
+            pass
+
+    assert "(//k:second, since" in caught.value.message
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler to make a libc without link")
+def test_file_system_without_hard_links(tmp_path: Path) -> None:
+    """Processes take turns where files have one name only, killed ones among them."""
+    (tmp_path / "shim.cc").write_text(
+        '#include <errno.h>\nextern "C" int link(const char *, const char *) { errno = EPERM; return -1; }\n'
+    )
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", tmp_path / "shim.so", tmp_path / "shim.cc"], check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(tmp_path / "shim.so")}
+    victim = hold_elsewhere(tmp_path / "locks", environment=environment)
+    is_lock_itself = 1 == os.stat(tmp_path / "locks" / f"{KEY}.lock").st_nlink
+
+    assert is_lock_itself
+    assert "90" == count_together(tmp_path, victim, environment)
+    assert [] == list((tmp_path / "locks").glob("*.lock"))
 
 
 def test_lock_folder_that_is_cleaned_while_waiting(tmp_path: Path) -> None:
     """A waiter whose lock file was removed meanwhile ends up with the lock of the file that is there now."""
     holder = hold_elsewhere(tmp_path / "locks")
     told = threading.Event()
-    path = tmp_path / "locks" / "ab" / f"{KEY}.lock"
+    path = tmp_path / "locks" / f"{KEY}.lock"
 
     def clean(_holder: Holder, _seconds: float) -> None:
         shutil.rmtree(tmp_path / "locks")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hidet_build.errors import ExitCode, Location, QueryError, UsageError
 from hidet_build.label import Label
-from hidet_build.query import Node, NodeTable, evaluate, parse, render, words
+from hidet_build.query import evaluate, parse, render, words
+from hidet_build.table import Node, NodeTable
 
 TABLE = {
     Label("common", "tiles"): Node(
@@ -38,7 +39,7 @@ ALL = ["//:top", "//common:tiles", "//k/deep:deep", "//k:all kernels", "//k:matm
 
 def query(text: str, package: str = "") -> list[str]:
     """What the query says of TABLE."""
-    return evaluate(parse(text), NodeTable(TABLE, package))
+    return evaluate(parse(text), NodeTable.of(TABLE, package))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,8 @@ def test_words_are_the_patterns_alone() -> None:
 
 def test_cycles_and_unknown_nodes_end() -> None:
     """A graph that is not sound yet can be asked all the same."""
-    graph = NodeTable({Label("", "a"): Node("x rule", ("//:b",)), Label("", "b"): Node("x rule", ("//:a", "//:gone"))})
+    first, second = Node("x rule", ("//:b",)), Node("x rule", ("//:a", "//:gone"))
+    graph = NodeTable.of({Label("", "a"): first, Label("", "b"): second})
 
     assert evaluate(parse("deps(//:a)"), graph) == ["//:a", "//:b", "//:gone"]
     assert render(["//:gone"], graph, "location") == "(no place): source file //:gone\n"
@@ -191,18 +193,18 @@ def test_cycles_and_unknown_nodes_end() -> None:
 )
 def test_outputs(output: str, expected: str) -> None:
     """A line each."""
-    assert render(query("//common:*"), NodeTable(TABLE), output) == expected
+    assert render(query("//common:*"), NodeTable.of(TABLE), output) == expected
 
 
 def test_unknown_output() -> None:
     """A wrong output is the command line's mistake."""
     with pytest.raises(UsageError, match="did you mean 'label_kind'"):
-        render([], NodeTable({}), "labelkind")
+        render([], NodeTable.of({}), "labelkind")
 
 
 def test_nothing_found_is_no_text() -> None:
     """No node, no line; and the root wildcard of an empty workspace is no mistake."""
-    graph = NodeTable({})
+    graph = NodeTable.of({})
 
     assert render(evaluate(parse("//..."), graph), graph, "label") == ""
 
@@ -230,7 +232,7 @@ def test_rdeps_is_deps_turned_around(seed: int) -> None:
         Label("", name): Node("r rule", tuple(f"//:{other}" for other in names[:index] if random_source.random() < 0.3))
         for index, name in enumerate(names)
     }
-    graph = NodeTable(table)
+    graph = NodeTable.of(table)
     below = {name: set(evaluate(parse(f"deps(//:{name})"), graph)) for name in names}
     for name in names:
         expected = [f"//:{other}" for other in names if f"//:{name}" in below[other]]

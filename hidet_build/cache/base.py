@@ -58,7 +58,7 @@ class Cache(Protocol):
 
         `files` says where each of the result's files is on this machine now, by its path in the execution root; they
         may become sealed, and must not be written to afterwards. `messages` are what else belongs to the key: the
-        Command, the Action, directories.
+        Command, the Action, directories. A cache that runs nothing may do without them.
         """
 
 

@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hidet_build import digest as digests
+from hidet_build import reapi
 from hidet_build.action import ActionResult
 from hidet_build.cache.base import Stored
 from hidet_build.digest import Digest
@@ -91,15 +92,15 @@ class DiskCache:
 
     def get(self, key: Digest, working_directory: str = "") -> ActionResult | None:
         """The result stored under `key`, if all its content is here and intact. An entry that is garbage goes."""
-        from hidet_build import reapi  # 40 ms, and a build that is up to date asks no cache
-
         path = self._path("ac", key.hash)
         content = self._read_entry(path)
         if content is None:
             return None
+        from hidet_build import messages  # protobuf: 40 ms, and a build that runs all it has to needs none
+
         try:
-            result = reapi.decode_result(content, self.read, working_directory)
-        except reapi.BadMessage:
+            result = messages.decode_result(content, self.read, working_directory)
+        except messages.BadMessage:
             # Gone content is no fault of the entry, but then it is of no use either: the next `put` writes it anew.
             with suppress(OSError):
                 os.unlink(path)
@@ -143,23 +144,24 @@ class DiskCache:
         key: Digest,
         result: ActionResult,
         files: Mapping[str, str],
-        messages: Iterable[bytes] = (),
+        messages: Iterable[bytes] = (),  # noqa: ARG002
         working_directory: str = "",
     ) -> Stored:
         """Store a result: its files become sealed and are linked in (copied from another device), its entry is last.
 
+        The messages that belong to the key are not kept: nobody asks a folder to run a command, and they would be two
+        of five files that an action costs.
+
         The files stay where they are; the caller places outputs from the cache or renames them.
         """
-        from hidet_build import reapi  # as in `get`
-
         if self._read_only:
             return Stored(False, f"nothing is kept in {self.folder}, for all is required to be there")
         try:
             encoded = reapi.encode_result(result, working_directory)
             for file in result.files:
                 self._add_file(files[file.path], file.digest, file.executable)
-            for content in (*messages, *encoded.trees):
-                self._add(content)
+            for tree in encoded.trees:
+                self._add(tree)
             self._write("ac", key.hash, encoded.content, 0o644, None)
         except OSError as error:
             return Stored(False, f"{error.strerror or error}: {error.filename2 or error.filename or self.folder}")
@@ -204,13 +206,13 @@ class DiskCache:
 
         Raises Unsound when it is no result of a success, or when some of that content is not here.
         """
-        from hidet_build import reapi  # as in `get`
+        from hidet_build import messages  # as in `get`
 
         try:
-            named = dict.fromkeys(reapi.references(content))
+            named = dict.fromkeys(messages.references(content))
             self._require(named)
-            named.update(dict.fromkeys(file.digest for file in reapi.decode_result(content, self.read).files))
-        except reapi.BadMessage as error:
+            named.update(dict.fromkeys(file.digest for file in messages.decode_result(content, self.read).files))
+        except messages.BadMessage as error:
             raise Unsound(f"it is no result that we can use ({error})") from None
         self._require(named)
         return tuple(named)
@@ -225,7 +227,7 @@ class DiskCache:
 
         Others may use the cache meanwhile. Blobs that no entry names are left alone, they are not wrong.
         """
-        from hidet_build import reapi  # as in `get`
+        from hidet_build import messages  # as in `get`
 
         dropped: list[str] = []
         blobs = entries = size = 0
@@ -242,9 +244,9 @@ class DiskCache:
             with suppress(OSError):
                 try:
                     with open(path, "rb") as file:
-                        named = reapi.references(file.read())
+                        named = messages.references(file.read())
                     intact = all(self._has(digest) for digest in named)
-                except reapi.BadMessage:
+                except messages.BadMessage:
                     intact = False
                 if intact:
                     entries += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.space import Space
@@ -52,6 +54,25 @@ def test_a_stale_plan_is_made_anew(parts: Space) -> None:
     assert ["Split //k:x", "Part //k:x", "Join //k:x"] == second.actions
     assert "one\nthree\ntwo\n" == parts.read("hidet-bin/k/x/whole.txt")
     assert ([], "INFO: 1 target up to date") == (third.actions, third.summary)
+
+
+def test_a_failure_before_a_stale_plan_is_told_once(parts: Space) -> None:
+    """What failed before it showed is neither run nor told again, and counts once."""
+    log = parts.base / "log"
+    declared = parts.read("k/BUILD.yaml")
+    script = f"echo ran >> {log}; false"
+    bad = f'{{rule: command, name: bad, arguments: [sh, -c, "{script}"], outputs: [o]}}'
+    parts.write("k/BUILD.yaml", f"{declared}  - {bad}\n")
+    parts.run("-k", "-j1", "//k:all")
+    log.write_text("")
+    parts.write("k/words.txt", "one three two\n")
+    done = parts.run("-k", "-j1", "//k:all")
+
+    assert ["Split //k:x", "Part //k:x", "Join //k:x"] == done.actions
+    assert "ran\n" == log.read_text()
+    assert 1 == done.err.count("//k:bad: Command failed")
+    assert done.summary == "ERROR: 1 of 2 targets not built: //k:bad: 6 actions: 3 executed, 2 up to date, 1 failed"
+    assert "6/6" == re.findall(r"^\[(\d+/\d+)\]", done.err, re.MULTILINE)[-1]
 
 
 def test_a_plan_taken_up_runs_what_changed(parts: Space) -> None:

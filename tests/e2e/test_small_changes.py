@@ -50,11 +50,11 @@ def settled(space: Space) -> Space:
     return space
 
 
-def imported(space: Space, *words: str) -> set[str]:
+def imported(space: Space, *words: str, cwd: str = "") -> set[str]:
     """The modules that a run imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *PROGRAM[1:], *words],
-        cwd=space.root,
+        cwd=space.root / cwd,
         env=space.environment,
         capture_output=True,
         text=True,
@@ -216,24 +216,81 @@ def test_steps_find_nothing_of_others(space: Space, way: str) -> None:
 # ---- queries
 
 
-def test_second_query_loads_nothing(settled: Space) -> None:
-    """A query about words that were asked before imports neither yaml nor networkx; of other shape, too."""
-    first = settled.build("query", "deps(//k:c)").out
-    heavy = imported(settled, "query", "deps(//k:c)") & {"yaml", "networkx", "hidet_build.process"}
+LIBRARIES = {"yaml", "networkx", "argparse", "subprocess"}
 
+
+def test_second_query_loads_nothing(settled: Space) -> None:
+    """A query about what was asked before, in other words too, imports no library and reads no flag with argparse."""
+    first = settled.build("query", "deps(//k:c)").out
+    again = imported(settled, "query", "deps(//k:c)") & LIBRARIES
+    other = imported(settled, "query", "rdeps(//k:c, k/a.src)") & LIBRARIES
+    below = imported(settled, "query", "somepath(b2, b.src)", cwd="k") & LIBRARIES
+
+    assert [set(), set(), set()] == [again, other, below]
     assert first == settled.build("query", "deps(//k:c)").out
-    assert set() == heavy - {"hidet_build.process"}
+    assert "//k:a.src\n//k:a1\n//k:a2\n//k:c\n" == settled.build("query", "rdeps(//k:c, k/a.src)").out
     assert "//k:a1\n" in settled.build("query", "kind(command, deps(//k:c))").out
     assert "//k:a2\n" == settled.build("query", "attr(outputs, o, //k:a2)").out
-    assert set() == imported(settled, "query", "attr(outputs, o, //k:a2)") & {"yaml", "networkx"}
+    assert set() == imported(settled, "query", "--output=location", "attr(outputs, o, //k:a2)") & LIBRARIES
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["deps(//k:c"], ["deps(//k:cc)"], ["//k:c + /..."], ["//kk:all"], ["//kk/..."], ["k/a.srs"], ["set(-//k:c)"]),
+        *(["--output=lable", "//k:c"], ["--output", "location", "//k:c"], ["-k", "//k:c"], ["--", "//k:c"], []),
+    ],
+)
+def test_what_is_known_changes_no_word(settled: Space, words: list[str]) -> None:
+    """Mistakes and other flags are told as they are where nothing was asked before."""
+    fresh = settled.run("query", *words)
+    shutil.rmtree(settled.root / "hidet-out/.state/queries.v2", ignore_errors=True)
+    settled.build("query", "deps(//...)")
+
+    assert fresh == settled.run("query", *words)
+
+
+def test_known_targets_are_not_all_of_a_package(settled: Space) -> None:
+    """What one query reached of a package is not taken for the package, and a broken target there is met as before."""
+    settled.write("top/BUILD.yaml", targets(step("t", "true", '"//k:a2"', "o")))
+    public = 'package: {visibility: ["//visibility:public"]}\n'
+    settled.write("k/BUILD.yaml", public + settled.read("k/BUILD.yaml"))
+    settled.build("query", "deps(//top:t)")
+
+    assert "//k:a1\n//k:a2\n//k:b1\n//k:b2\n//k:c\n" == settled.build("query", "//k:all").out
+    assert "//k:b1\n" == settled.build("query", "//k:b1").out
+    settled.write("k/BUILD.yaml", settled.read("k/BUILD.yaml") + "  - " + step("d", "true", "gone.src", "o") + "\n")
+    for _ in range(2):
+        assert "//k:a.src\n//k:a1\n" == settled.build("query", "deps(//k:a1)").out
+        assert 7 == settled.run("query", "//k:all").code
+        settled.build("query", "deps(//top:t)")
+
+
+def test_files_of_a_package_are_those_it_names(settled: Space) -> None:
+    """`:*` holds the files that the package's own targets name, whatever else is asked or was asked before."""
+    settled.write("k/other.src", "other\n")
+    settled.write("top/BUILD.yaml", targets(step("t", "true", '"//k:other.src"', "o")))
+    alone = settled.build("query", "//k:* - //k:all").out
+    beside = settled.build("query", "set(//k:* //top:t k/other.src) - //k:all - //top:t - k/other.src").out
+    settled.build("query", "//...")
+
+    assert ["//k:a.src\n//k:b.src\n"] * 3 == [alone, beside, settled.build("query", "//k:* - //k:all").out]
+
+
+RULE = """\
+from hidet_build.rule import attr, rule
+
+@rule(notes=attr.strings())
+def noted(ctx):
+    return []
+"""
 DECLARED = {
     "edited package": lambda root: (root / "k/BUILD.yaml").write_text(
-        (root / "k/BUILD.yaml").read_text().replace('":a2", ":b2"', '":b2"')
+        (root / "k/BUILD.yaml").read_text().replace("name: c", "name: d")
     ),
     "new package": lambda root: write(root / "n/BUILD.yaml", targets(step("n", "cat //k:a1", '"//k:a1"', "o"))),
     "deleted package": lambda root: (root / "x/BUILD.yaml").unlink(),
+    "edited rule module": lambda root: (root / "rules/noted.py").write_text(RULE.replace("strings", "files")),
 }
 
 
@@ -243,19 +300,24 @@ def write(path: Path, text: str) -> None:
     path.write_text('package: {visibility: ["//visibility:public"]}\n' + text)
 
 
+@pytest.mark.parametrize("words", ["deps(//...)", "rdeps(//..., k/a.src) + deps(//y/...)"])
 @pytest.mark.parametrize("change", DECLARED)
-def test_query_sees_what_changed(settled: Space, change: str) -> None:
-    """The answer is that of the packages as they are."""
+def test_query_sees_what_changed(settled: Space, change: str, words: str) -> None:
+    """The answer is that of the packages as they are, in the words that were asked before and in others."""
     public = 'package: {visibility: ["//visibility:public"]}\n'
     settled.write("k/BUILD.yaml", public + settled.read("k/BUILD.yaml"))
-    settled.write("x/BUILD.yaml", targets(step("x", "true", "", "o")))
+    settled.write("x/BUILD.yaml", targets(step("x", "true", '"//k:a2"', "o")))
+    settled.write("rules/noted.py", RULE)
+    settled.write("y/BUILD.yaml", 'load: ["//:rules/noted.py"]\n' + targets("{rule: noted, name: y, notes: [y.txt]}"))
+    settled.write("y/y.txt", "")
+    time.sleep(YOUNG)
     settled.build("query", "deps(//...)")
-    settled.build("query", "deps(//...)")
+    before = settled.build("query", words).out
     DECLARED[change](settled.root)
-    kept = settled.build("query", "deps(//...)").out
-    shutil.rmtree(settled.root / "hidet-out/.state/queries.v1")
+    kept = settled.build("query", words).out
+    shutil.rmtree(settled.root / "hidet-out/.state/queries.v2")
 
-    assert settled.build("query", "deps(//...)").out == kept
+    assert settled.build("query", words).out == kept != before
 
 
 def test_query_sees_a_file_that_appears(settled: Space) -> None:
