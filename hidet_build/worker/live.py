@@ -286,7 +286,8 @@ def load_task(folder: str, tables: str | None = None) -> Any:
     `tables` is the folder that keeps which of several candidates is the fastest, "" to forget it; by default the
     task's own, as with hidet.
     """
-    compiled = load_compiled_task(_loadable(folder))
+    # hidet keeps what it measures beside the library, whether there is something to choose or not.
+    compiled = load_compiled_task(_loadable(folder) if os.access(folder, os.W_OK) else _copied(folder))
     if len(compiled.candidates) > 1 and type(compiled.dispatch_table) is PointsDispachTable:
         table = _CpuDispatchTable if compiled.meta_data.target == "cpu" else PointsDispachTable
         place = compiled.task_dir if tables is None else tables
@@ -313,9 +314,16 @@ def _loadable(folder: str) -> str:
         loaded = {line.split(maxsplit=5)[4] for line in maps if library in line}
     if loaded <= {str(inode)}:
         return folder
+    return _copied(folder)
+
+
+def _copied(folder: str) -> str:
+    """A copy of a folder that is there, and may be written to, as long as we live."""
     copied = tempfile.mkdtemp(prefix="hidet-build-task-")
     atexit.register(shutil.rmtree, copied, ignore_errors=True)
-    return shutil.copytree(folder, copied, dirs_exist_ok=True)
+    shutil.copytree(folder, copied, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    os.chmod(copied, 0o700)  # the folder may be read-only, and so may its files
+    return copied
 
 
 class _CpuDispatchTable(PointsDispachTable):  # type: ignore[misc]
