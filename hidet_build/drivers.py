@@ -26,12 +26,23 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple, Union, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hidet_build.action import Artifact, Step
 from hidet_build.build import find_toolchains, local_engine
+from hidet_build.call import (
+    Modules,
+    Request,
+    instead,
+    refuse_other_devices,
+    refuse_shared_folders,
+    request_of,
+    target_text,
+    told,
+    who,
+)
 from hidet_build.digest import Digest, of_file
 from hidet_build.engine import Engine, Failure, Result
 from hidet_build.errors import (
@@ -76,7 +87,6 @@ from hidet_build.rules.ir_module import (
 )
 from hidet_build.rules.task import rename_candidate
 from hidet_build.settings import (
-    DISK_CACHE,
     REQUIRE_CACHED,
     default_jobs,
     disk_cache,
@@ -97,22 +107,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_and_load", "build_ir_module", "build_ir_module_batch", "build_task", "load_task"]
 
-Modules = Union["IRModule", Sequence["IRModule"]]
 _KINDS = (".so", ".o")
 _HERE = Location("hidet_build.drivers", 1, 1)
-_NAMED = 3  # of the functions of a module, so many are named
-_FILL = f"run the program once without --require_cached and {REQUIRE_CACHED}, then export the store"
-_NATIVE = (
-    "; that CPU is this machine's, for hidet.option.cpu.arch is auto: set it to 'x86-64-v3' in the program for results "
-    "that other machines find"
-)
-_PLACES = f"{DISK_CACHE}=FOLDER names another store, XDG_CACHE_HOME=FOLDER another home for all that is kept"
-# What a caller can do where the command line has a flag.
-_INSTEAD = {
-    "--output_base": _PLACES,
-    "--disk_cache": f"{_PLACES}; a store that is complete may be read-only under {REQUIRE_CACHED}=1",
-    "--jobs": "MAX_JOBS=N lets fewer run at once",
-}
 _HIDETS_CACHE = (
     "that is in hidet's own cache: hidet.option.cache_dir('FOLDER') in the program, or cache_dir = \"FOLDER\" in "
     "~/.config/hidet/hidet.toml, names another"
@@ -133,7 +129,7 @@ def build_ir_module(
     The source and `compile.sh` in the folder are of the last call, also where its compile failed: the error names them
     then. As with hidet, a library of an earlier call stays beside them where this one made none (a failure, `.o`).
     """
-    _build([_request(ir_module, output_dir)], target, output_kind, force)
+    _build([request_of(ir_module, output_dir)], target, output_kind, force)
 
 
 def build_ir_module_batch(
@@ -150,7 +146,7 @@ def build_ir_module_batch(
     """
     if len(ir_modules) != len(output_dirs):
         raise UsageError(f"there are {len(ir_modules)} modules and {len(output_dirs)} folders for them")
-    requests = [_request(module, folder) for module, folder in zip(ir_modules, output_dirs, strict=True)]
+    requests = [request_of(module, folder) for module, folder in zip(ir_modules, output_dirs, strict=True)]
     _build(requests, target, output_kind, force)
     return list(output_dirs)
 
@@ -162,10 +158,10 @@ def build_and_load(ir_module: IRModule) -> CompiledModule:
     kind = live.kind_of_module(ir_module)
     with _session(force=False) as session:
         platform = session.platform(kind)
-        request = _Request(ir_module, "")
+        request = Request(ir_module, "")
         session.begin([request], platform)
         folder = live.module_folder(session.lowered_name(request, platform))
-        session.build([_Request(ir_module, folder)], platform, ".so", lowered=True)
+        session.build([Request(ir_module, folder)], platform, ".so", lowered=True)
     return live.load_module(folder)
 
 
@@ -180,7 +176,7 @@ def build_task(task: Task, target: str | Device = "cuda", load: bool = True) -> 
 
     if not hasattr(task, "implement"):
         raise UsageError(f"expected a hidet Task, not {type(task).__name__}")
-    text = _target_text(target)
+    text = target_text(target)
     kind = next(iter(text.split()), "")
     with _session(force=False) as session:
         platform = session.platform(text)
@@ -233,95 +229,15 @@ def _is_file(folder: str, name: str) -> bool:
     return os.path.isfile(os.path.join(folder, name))
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One library to build: its modules and its folder."""
-
-    given: Modules
-    folder: str
-
-    @property
-    def modules(self) -> list[Any]:
-        """The modules, of one too."""
-        return list(self.given) if isinstance(self.given, Sequence) else [self.given]
-
-    @property
-    def title(self) -> str:
-        """What to call it where there is no other."""
-        return f"the module{'s' if len(self.modules) > 1 else ''} {self.names}"
-
-    @property
-    def names(self) -> str:
-        """The functions that a user knows the modules by: the public ones, or all where there is none."""
-        all_of_them: list[str] = []
-        for module in self.modules:
-            public = [name for name, function in module.functions.items() if function.kind == "public"]
-            all_of_them += public or list(module.functions)
-        found = list(dict.fromkeys(all_of_them))
-        return ", ".join([*found[:_NAMED], *(["..."] if len(found) > _NAMED else [])])
-
-
-def _request(given: Modules, folder: str | os.PathLike[str]) -> _Request:
-    if not isinstance(folder, (str, os.PathLike)):
-        raise UsageError(f"expected the path of a folder, not {folder!r}")
-    path = os.fspath(folder)
-    if not path or "\0" in path:
-        raise UsageError(f"{path!r} is not the path of a folder")
-    return _Request(given, path)
-
-
-def _build(requests: Sequence[_Request], target: str | Target, output_kind: str, force: bool) -> None:
-    for request in requests:
-        if not request.modules:
-            raise UsageError(f"there is no module to build into {request.folder}")
-        for module in request.modules:
-            if not hasattr(module, "functions"):
-                raise UsageError(f"expected an IRModule, or a sequence of them, not {type(module).__name__}")
+def _build(requests: Sequence[Request], target: str | Target, output_kind: str, force: bool) -> None:
     if output_kind not in _KINDS:
         raise ValueError(f"Invalid output kind: {output_kind}: expected {' or '.join(_KINDS)}")
-    _refuse_shared_folders(requests)
+    refuse_shared_folders(requests)
     with _session(force) as session:
         platform = session.platform(target)
-        _refuse_other_devices(requests, platform)
+        refuse_other_devices(requests, platform)
         session.begin(requests, platform)
         session.build(requests, platform, output_kind)
-
-
-def _refuse_shared_folders(requests: Sequence[_Request]) -> None:
-    """Refuse two modules for one folder: the later would take the place of the other, and nobody would know."""
-    owners: dict[str, int] = {}
-    for number, request in enumerate(requests):
-        other = owners.setdefault(os.path.realpath(request.folder), number)
-        if requests[other].given is not request.given:
-            raise UsageError(
-                f"{_who(requests, other)} and {_who(requests, number)} would be built into one folder",
-                hint="give each a folder of its own",
-            )
-
-
-def _refuse_other_devices(requests: Sequence[_Request], platform: Platform) -> None:
-    """Refuse modules with kernels for a GPU where the target is a CPU: hidet finds out deep in its code generator."""
-    errors = []
-    for number, request in enumerate(requests):
-        kinds = {name: function.kind for module in request.modules for name, function in module.functions.items()}
-        for device in ("cuda", "hip"):
-            strangers = [name for name, kind in kinds.items() if kind.startswith(device) and device != platform.kind]
-            if strangers:
-                errors.append(
-                    UsageError(
-                        f"{_who(requests, number)}: {strangers[0]} is a {kinds[strangers[0]]}, and the target is "
-                        f"{platform.target}",
-                        hint='a target for it is written like "cuda --arch=sm_80"' if device == "cuda" else None,
-                    )
-                )
-    raise_all(errors)
-
-
-def _who(requests: Sequence[_Request], number: int) -> str:
-    """What to call a request: by its functions and its folder, and by its number where there are others."""
-    request = requests[number]
-    folder = f" ({request.folder})" if request.folder else ""
-    return (f"module {number}, {request.names}" if len(requests) > 1 else request.title) + folder
 
 
 class _Place(NamedTuple):
@@ -343,7 +259,7 @@ def _session(force: bool) -> Iterator[_Session]:
             finally:
                 session.close()
     except EnvironmentFailure as error:
-        raise EnvironmentFailure(error.message, hint=_instead(error.hint)) from error
+        raise EnvironmentFailure(error.message, hint=instead(error.hint)) from error
 
 
 @contextlib.contextmanager
@@ -375,11 +291,6 @@ def _temporary_home() -> str:
     return home
 
 
-def _instead(hint: str | None) -> str | None:
-    """A hint in words that fit a program: it has no command line with our flags."""
-    return next((ours for flag, ours in _INSTEAD.items() if hint and flag in hint), hint)
-
-
 class _Session:
     """What one call needs of the engine."""
 
@@ -401,7 +312,7 @@ class _Session:
         self._toolchains = find_toolchains(self._home, os.environ, self._processes, self._layout)
         self.narrator = Narrator("", None)
 
-    def begin(self, given: Sequence[_Request] | Task, platform: Platform) -> None:
+    def begin(self, given: Sequence[Request] | Task, platform: Platform) -> None:
         """Let the narrator know what is to be made."""
         if not isinstance(given, Sequence):
             what = f"the task {given.signature()}"
@@ -417,7 +328,7 @@ class _Session:
         """The platform of a target, what it leaves open taken from hidet's options as hidet's own driver does."""
         from hidet_build.worker import live  # hidet, which the caller has imported
 
-        text = _target_text(target)
+        text = target_text(target)
         kind = text.split()[0] if text.split() else ""
         if kind == "hip":
             raise UsageError(f"target {text!r} cannot be built: only cpu and cuda can", hint=_hip_hint())
@@ -429,11 +340,11 @@ class _Session:
         platform = self._toolchains.resolve(parse_target(text))
         return replace(platform, options=_compile_options() if kind == "cuda" else ())
 
-    def lowered_name(self, request: _Request, platform: Platform) -> str:
+    def lowered_name(self, request: Request, platform: Platform) -> str:
         """Lower and generate one request; a name for what came out, the platform included. Raises ActionFailed."""
         failures = self._lower([request], platform)
         if failures:
-            raise _told(failures[0], _who([request], 0), "//0:launch", platform)
+            raise told(failures[0], who([request], 0), "//0:launch", platform)
         from hidet_build.worker import live  # hidet, which the caller has imported
 
         folder = self._given(0, 0)
@@ -444,7 +355,7 @@ class _Session:
         rows = (platform.target, platform.march, platform.options, contents, found, tools)
         return sha256(repr(rows).encode()).hexdigest()[:16]
 
-    def build(self, requests: Sequence[_Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
+    def build(self, requests: Sequence[Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
         """Lower and generate unless that is done; compile and publish everything. Raises what went wrong, together."""
         failures = {} if lowered else self._lower(requests, platform)
         plans: dict[int, tuple[tuple[Step, ...], Artifact]] = {}
@@ -469,7 +380,7 @@ class _Session:
                         failures[number] = _unwritten(requests[number].folder, error)
         raise_all(
             [
-                _told(error, _who(requests, number), f"//{number}:launch", platform)
+                told(error, who(requests, number), f"//{number}:launch", platform)
                 for number, error in sorted(failures.items())
             ]
         )
@@ -517,7 +428,7 @@ class _Session:
                     f"it is not cached, so it would have to be built: the store {self._store} has no whole result "
                     f"under its key {key.hash[:12]}"
                 )
-                raise _told(missing, f"the task {task.signature()}", "", platform)
+                raise told(missing, f"the task {task.signature()}", "", platform)
             places = self._make_task(task, folder, platform)
             if key is not None:
                 contents = self._kept.put(key, places)
@@ -526,7 +437,7 @@ class _Session:
         try:
             publish_task(folder, contents, self.narrator.say)
         except (BuildError, OSError) as error:
-            raise _told(_unwritten(folder, error), f"the task {task.name}", "", platform) from error
+            raise told(_unwritten(folder, error), f"the task {task.name}", "", platform) from error
 
     def _make_task(self, task: Task, folder: str, platform: Platform) -> dict[str, str]:
         """Build a task; the files of its folder by name, where they are now."""
@@ -543,7 +454,7 @@ class _Session:
             result = self._run(engine, steps, [library])
         if result.failures:
             error, part = self._uncompiled_task(result.failures[0], root, folder, platform)
-            raise _told(error, f"the task {task.name}{part}", "//task:task", platform)
+            raise told(error, f"the task {task.name}{part}", "//task:task", platform)
         places = {name: os.path.join(root, "files", name) for name in os.listdir(os.path.join(root, "files"))}
         places[TYPES] = os.path.join(root, "main", TYPES)
         for name, content in self._source([os.path.join(root, "main")], platform, ".so").items():
@@ -599,7 +510,7 @@ class _Session:
         device = {"cuda.arch": platform.arch.rstrip("af")} if platform.kind == "cuda" else {}
         return {**device, "cpu.arch": platform.cpu_arch}
 
-    def _lower(self, requests: Sequence[_Request], platform: Platform) -> dict[int, BuildError]:
+    def _lower(self, requests: Sequence[Request], platform: Platform) -> dict[int, BuildError]:
         """Generate the source of every module; the failures by request."""
         from hidet_build.worker import live  # hidet, which the caller has imported
 
@@ -642,7 +553,7 @@ class _Session:
         return os.path.join(self._layout.root, str(number), str(index))
 
     def _declare(
-        self, number: int, request: _Request, platform: Platform, output_kind: str
+        self, number: int, request: Request, platform: Platform, output_kind: str
     ) -> tuple[tuple[Step, ...], Artifact]:
         """The steps that make one library from generated sources, and the library."""
         # The package is the number of the request, so that a failed step says whose it is; the name is what the
@@ -745,7 +656,7 @@ class _Session:
                 advise=lambda _, __: None,
             )
 
-    def _publish(self, number: int, request: _Request, library: Artifact, platform: Platform, output_kind: str) -> None:
+    def _publish(self, number: int, request: Request, library: Artifact, platform: Platform, output_kind: str) -> None:
         """Put what hidet leaves in an output folder there, each file at once, under hidet's lock, the library last."""
         folders = self._folders(number, request)
         contents = self._source(folders, platform, output_kind)
@@ -756,7 +667,7 @@ class _Session:
         publish(request.folder, contents, self.narrator.say, saved)
 
     def _uncompiled(
-        self, number: int, request: _Request, failure: Failure, platform: Platform, output_kind: str
+        self, number: int, request: Request, failure: Failure, platform: Platform, output_kind: str
     ) -> BuildError:
         """What went wrong with a library; its source is put where hidet leaves it."""
         found = re.search(r"/parts/(\d+)/", _made_by(failure))
@@ -778,7 +689,7 @@ class _Session:
         again = f"cd {shlex.quote(os.path.abspath(folder))} && sh compile.sh"
         return ActionFailed(error.message, hint=error.hint, detail=detail, command=again)
 
-    def _folders(self, number: int, request: _Request) -> list[str]:
+    def _folders(self, number: int, request: Request) -> list[str]:
         """Where the generated source of each module of a request is."""
         return [self._given(number, index) for index, _ in enumerate(request.modules)]
 
@@ -802,15 +713,9 @@ def _compile_options() -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value).lower()) for name, value in chosen.items() if value != _COMPILE_OPTIONS[name])
 
 
-def _target_text(target: str | Target | Device) -> str:
-    """A target as a string; hidet's Target as the one it was made of."""
-    if isinstance(target, str):
-        return target
-    if not hasattr(target, "attrs"):  # a Device
-        if not hasattr(target, "kind"):
-            raise UsageError(f'expected a target like "cpu" or "cuda --arch=sm_80", not {target!r}')
-        return str(target.kind)
-    return " ".join([target.name, *target.flags, *(f"--{name}={value}" for name, value in target.attrs.items())])
+def _made_by(failure: Failure) -> str:
+    """The path of what a failed step should have made."""
+    return outputs_of(failure.action)[0].path
 
 
 def _unwritten(folder: str, error: BuildError | OSError) -> BuildError:
@@ -819,25 +724,6 @@ def _unwritten(folder: str, error: BuildError | OSError) -> BuildError:
 
     is_hidets = os.path.abspath(folder).startswith(live.cache_folder() + os.sep)
     return EnvironmentFailure(refusal(folder, error), hint=_HIDETS_CACHE if is_hidets else None)
-
-
-def _made_by(failure: Failure) -> str:
-    """The path of what a failed step should have made."""
-    return outputs_of(failure.action)[0].path
-
-
-def _told(error: BuildError, who: str, owner: str, platform: Platform) -> BuildError:
-    """The error in the words of the caller, who knows modules and folders, and not what we call them."""
-    message = f"{who}: {error.message.removeprefix(f'{owner}: ')}"
-    if isinstance(error, NotCached):
-        if owner:  # it names what would have been made
-            message = message.replace(f"{owner.removeprefix('//').replace(':', '/')}/", "")
-        message += f"; it was looked for as {platform.target}"
-        return NotCached(message, hint=_FILL + (_NATIVE if platform.cpu_flags else ""))
-    hint = _instead(error.hint)
-    if isinstance(error, ActionFailed):
-        return ActionFailed(message, hint=hint, detail=error.detail, command=error.command)
-    return type(error)(message, hint=hint)
 
 
 def _digests(path: str) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ class Narrator(SilentReporter):
         self._due = self._started + FIRST
         self._told = False
         self._added = self._finished = 0
+        self._waiting: dict[str, str] = {}  # for whom, by whose step waits
 
     def lowering(self, done: int, count: int) -> None:
         """Time went by: so many of `count` modules are lowered; a count of 0 where nobody knows how many there are."""
@@ -38,16 +39,21 @@ class Narrator(SilentReporter):
         self._added += count
 
     def finished(self, action: Action, outcome: Outcome, result: ActionResult | None) -> None:  # noqa: D102
-        del action, outcome, result
+        del outcome, result
         self._finished += 1
+        self.waited(str(action.owner))
         self.tick()
 
     def tick(self) -> None:  # noqa: D102
-        self._tell_if_due(f"compiling, {self._finished} of {self._added} steps done")
+        state = f"compiling, {self._finished} of {self._added} steps done"
+        self._tell_if_due(", ".join([state, *dict.fromkeys(self._waiting.values())]))
 
     def waiting(self, label: str, pid: int, host: str, since: float) -> None:  # noqa: D102
-        del label, since
-        self._tell_if_due(f"waiting for process {pid} on {host}, which compiles the same")
+        del since
+        self._waiting[label] = f"waiting for process {pid} on {host}, which compiles the same"
+
+    def waited(self, label: str) -> None:  # noqa: D102
+        self._waiting.pop(label, None)
 
     def close(self) -> None:
         """Say the end of a call that took long. May be called twice."""

@@ -56,6 +56,22 @@ def test_counts_and_the_end() -> None:
     ] == stream.getvalue().splitlines()
 
 
+def test_waiting_for_others() -> None:
+    """Who is waited for is told for as long as it lasts."""
+    clock, stream = Clock(), io.StringIO()
+    narrator = Narrator("2 modules", stream, clock)
+    narrator.actions_added(4)
+    narrator.waiting("//0:launch", 17, "there", 0.0)
+    told(narrator, stream, clock, FIRST + 1)
+    narrator.waited("//0:launch")
+    told(narrator, stream, clock, INTERVAL)
+
+    assert [
+        "compiling, 0 of 4 steps done, waiting for process 17 on there, which compiles the same (2 s)",
+        "compiling, 0 of 4 steps done (17 s)",
+    ] == [line.removeprefix("hidet-build: 2 modules: ") for line in stream.getvalue().splitlines()]
+
+
 def test_stream_that_is_closed() -> None:
     """A caller who has closed standard error, or has none, is not disturbed."""
     clock, stream = Clock(), io.StringIO()

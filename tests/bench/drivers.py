@@ -10,9 +10,9 @@ where it finds no libcuda, and asks devices before it forks: its sides are given
 second is left out. Then two claims are checked: a second run of ours starts no compiler, and a changed module in a used
 folder gives its own result (with hidet's it does not).
 
-On two idle cores a round takes about three minutes; `--rounds 1 --cpu 8 --cuda 0`, claims included, about one and a half.
-Exit code 0 when both claims hold, 1 when one does not or a side failed. Without nvcc the CUDA
-modules are left out.
+On two idle cores a round takes about three minutes; `--rounds 1 --cpu 8 --cuda 0`, with the claims, about one and a
+half. Exit code 0 when both claims hold, 1 when one does not or a side failed. Without nvcc the CUDA modules are left
+out.
 
 No `from __future__ import annotations` here: hidet.script reads the annotations as they are written.
 """
