@@ -28,7 +28,9 @@ from hidet_build.limits import whole_memory
 from hidet_build.process import Processes
 from hidet_build.quick import Changes
 from hidet_build.settings import (
+    DISK_CACHE,
     PROGRAM,
+    QUIET,
     REQUIRE_CACHED,
     default_jobs,
     disk_cache,
@@ -73,6 +75,10 @@ _CACHE_USES = f"""\
   {PROGRAM} cache status                  where the store is, how much it holds
 
 DIR can itself be used as --disk_cache. A build with --require_cached shows that nothing is missing.
+"""
+_RUN_JIT = f"""\
+hidet compiles for the CPU of this machine, unless the program says hidet.option.cpu.arch('x86-64-v3'): only then does
+a store that travels serve other models. {QUIET}=1 in the environment keeps us from telling what is compiled.
 """
 _REFUSALS = 20  # of files that are refused, that many are named
 
@@ -232,7 +238,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    epilog = {"build": EXAMPLES, "cache": _CACHE_USES}.get(verb)
+    epilog = {"build": EXAMPLES, "cache": _CACHE_USES, "run-jit": _RUN_JIT}.get(verb)
     parser = _Parser(
         prog=f"{PROGRAM} {verb}",
         description=VERBS[verb],
@@ -248,7 +254,11 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             default="hidet-",
             help="name of the link to the outputs, before `bin`; / for none",
         )
-        parser.add_argument("--disk_cache", metavar="DIR", help="the store of results; empty: one in the output base")
+        parser.add_argument(
+            "--disk_cache",
+            metavar="DIR",
+            help=f"the store of results; empty: one in the output base (also: {DISK_CACHE}=DIR)",
+        )
         parser.add_argument("--color", choices=["yes", "no", "auto"], default="auto", help="colours on stderr")
     if verb == "build":
         _build_flags(parser)
@@ -271,6 +281,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         parser.add_argument("words", nargs="*", metavar="USE", help="one of those below")
     elif verb == "run-jit":
         _require_cached(parser)
+        parser.add_argument("--disk_cache", metavar="DIR", help=f"the store of results (also: {DISK_CACHE}=DIR)")
         parser.add_argument("words", nargs="+", metavar="PROGRAM", help="the program and its arguments, after --")
     elif verb == "help":
         parser.add_argument("words", nargs="*", metavar="VERB")
@@ -587,6 +598,8 @@ def _run_jit(options: argparse.Namespace, _: Sequence[str], __: Processes) -> in
     environment = {**os.environ, "PYTHONPATH": ":".join(folders)}
     if options.require_cached is not None:
         environment[REQUIRE_CACHED] = str(int(options.require_cached))
+    if options.disk_cache is not None:
+        environment[DISK_CACHE] = disk_cache(options.disk_cache, os.environ)
     try:
         os.execvpe(options.words[0], options.words, environment)
     except OSError as error:

@@ -3,11 +3,12 @@
     from hidet_build.drivers import build_ir_module          instead of: from hidet.drivers import build_ir_module
 
 A module that lives in the caller's process is lowered there (worker/live.py), unless its identity says that it was
-before; the source that comes out decides what is compiled. Knows how a call becomes actions and where hidet expects
-files.
+before; the source that comes out decides what is compiled. Where the target names no CPU, hidet's option `cpu.arch`
+does, by default the one of this machine. What takes longer than two seconds is told on standard error, unless
+HIDET_BUILD_QUIET=1. Knows how a call becomes actions; what lies where in a caller's folder, output_folder.py knows.
 
     <user cache>/drivers/<pid>-<random>/     one for each call, gone when it returns; the next call deletes what a
-                                             killed one left
+                                             killed one left. Where that cannot be: in a folder for temporary files
         given/<i>/                           what lowering and codegen wrote for module i
         made/<i>/                            its outputs and the engine's state
 """
@@ -17,31 +18,64 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
+import stat
 import sys
-import time
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hidet_build.action import Artifact, Step
 from hidet_build.build import find_toolchains, local_engine
+from hidet_build.call import (
+    Modules,
+    Request,
+    instead,
+    refuse_other_devices,
+    refuse_shared_folders,
+    request_of,
+    target_text,
+    told,
+    who,
+)
 from hidet_build.digest import Digest, of_file
-from hidet_build.engine import Engine, Result
-from hidet_build.errors import ActionFailed, BuildError, ErrorGroup, Location, LockHeld, NotCached, UsageError
+from hidet_build.engine import Engine, Failure, Result
+from hidet_build.errors import (
+    ActionFailed,
+    AnalysisError,
+    BuildError,
+    EnvironmentFailure,
+    Location,
+    NotCached,
+    UsageError,
+    raise_all,
+)
 from hidet_build.execution import Layout, OwnFolder
-from hidet_build.files import remove, write_atomic
+from hidet_build.files import write_atomic
 from hidet_build.kept import KeptResults, key_of
 from hidet_build.label import Label
-from hidet_build.lock import KeyLocks, exclusive
+from hidet_build.lock import KeyLocks
+from hidet_build.narrator import Narrator
+from hidet_build.output_folder import (
+    TYPES,
+    content_of,
+    in_joined_source,
+    joined_source,
+    publish,
+    publish_task,
+    refusal,
+    source_name,
+)
 from hidet_build.performer import Waiting
+from hidet_build.plan import outputs_of
 from hidet_build.platform import Platform, parse_target
 from hidet_build.precompiled import PRECOMPILED, PrecompiledHeaders
 from hidet_build.process import Processes
-from hidet_build.progress import Reporter, SilentReporter, choose_reporter
 from hidet_build.request import Options
 from hidet_build.rule import Context
 from hidet_build.rules.ir_module import (
@@ -53,7 +87,14 @@ from hidet_build.rules.ir_module import (
     nvcc_flags,
 )
 from hidet_build.rules.task import rename_candidate
-from hidet_build.settings import REQUIRE_CACHED, default_jobs, disk_cache, require_cached, user_cache
+from hidet_build.settings import (
+    REQUIRE_CACHED,
+    default_jobs,
+    disk_cache,
+    quiet,
+    require_cached,
+    user_cache,
+)
 from hidet_build.state import State
 from hidet_build.worker.pool import WorkerPool
 
@@ -65,11 +106,14 @@ if TYPE_CHECKING:
     from hidet.runtime.compiled_task import CompiledTask
     from hidet.runtime.device import Device
 
-Modules = Union["IRModule", Sequence["IRModule"]]
+__all__ = ["build_and_load", "build_ir_module", "build_ir_module_batch", "build_task", "load_task"]
+
 _KINDS = (".so", ".o")
 _HERE = Location("hidet_build.drivers", 1, 1)
-_FILL = f"run the program without {REQUIRE_CACHED} where the store is filled; export the store after that"
-_TYPES = "func_types.pickle"
+_HIDETS_CACHE = (
+    "that is in hidet's own cache: hidet.option.cache_dir('FOLDER') in the program, or cache_dir = \"FOLDER\" in "
+    "~/.config/hidet/hidet.toml, names another"
+)
 # hidet's options that decide how CUDA code is compiled, and not what is generated.
 _COMPILE_OPTIONS = {"cuda.build.ftz": True, "cuda.build.prec_div": False}
 
@@ -82,8 +126,11 @@ def build_ir_module(
     As `hidet.drivers.build_ir_module`, with these differences: a changed module, target or option rebuilds though the
     library exists; several modules make one `.so` too; the caller's modules and hidet's options stay as they were. A
     file `.lock` in `output_dir` serialises writers, hidet's own driver included. Raises BuildError.
+
+    The source and `compile.sh` in the folder are of the last call, also where its compile failed: the error names them
+    then. As with hidet, a library of an earlier call stays beside them where this one made none (a failure, `.o`).
     """
-    _build([_Request(ir_module, output_dir)], target, output_kind, force)
+    _build([request_of(ir_module, output_dir)], target, output_kind, force)
 
 
 def build_ir_module_batch(
@@ -100,7 +147,7 @@ def build_ir_module_batch(
     """
     if len(ir_modules) != len(output_dirs):
         raise UsageError(f"there are {len(ir_modules)} modules and {len(output_dirs)} folders for them")
-    requests = [_Request(module, folder) for module, folder in zip(ir_modules, output_dirs, strict=True)]
+    requests = [request_of(module, folder) for module, folder in zip(ir_modules, output_dirs, strict=True)]
     _build(requests, target, output_kind, force)
     return list(output_dirs)
 
@@ -110,11 +157,12 @@ def build_and_load(ir_module: IRModule) -> CompiledModule:
     from hidet_build.worker import live  # hidet, which the caller has imported
 
     kind = live.kind_of_module(ir_module)
-    with _Session(force=False) as session:
+    with _session(force=False) as session:
         platform = session.platform(kind)
-        request = _Request(ir_module, "")
+        request = Request(ir_module, "")
+        session.begin([request], platform)
         folder = live.module_folder(session.lowered_name(request, platform))
-        session.build([_Request(ir_module, folder)], platform, ".so", lowered=True)
+        session.build([Request(ir_module, folder)], platform, ".so", lowered=True)
     return live.load_module(folder)
 
 
@@ -127,14 +175,18 @@ def build_task(task: Task, target: str | Device = "cuda", load: bool = True) -> 
     """
     from hidet_build.worker import live  # hidet, which the caller has imported
 
-    kind = target if isinstance(target, str) else str(target.kind)
-    folder = live.task_folder(task, kind)
-    with _Session(force=False) as session:
-        platform = session.platform(kind)
+    if not hasattr(task, "implement"):
+        raise UsageError(f"expected a hidet Task, not {type(task).__name__}")
+    text = target_text(target)
+    kind = next(iter(text.split()), "")
+    with _session(force=False) as session:
+        platform = session.platform(text)
+        folder = live.task_folder(task, kind)
         key = session.task_key(task, platform)
         name = f"{key.hash} {folder}" if key else None
         if load and name and (known := live.remembered_task(kind, name)) is not None:
             return known
+        session.begin(task, platform)
         session.build_task(task, key, folder, platform)
     if not load:
         return None
@@ -153,14 +205,14 @@ def load_task(folder: str) -> CompiledTask:
     """
     from hidet_build.worker import live  # hidet; importing this module must not take seconds
 
-    missing = [name for name in ("lib.so", "func_types.pickle", "meta.json") if not _is_file(folder, name)]
+    missing = [name for name in ("lib.so", TYPES, "meta.json") if not _is_file(folder, name)]
     if missing:
         raise UsageError(
             f"{folder} holds no built task: there is no {missing[0]} in it",
             hint="give it the output folder of a target of the rule task",
         )
     try:
-        kind = json.loads(_content(os.path.join(folder, "meta.json")))["target"]
+        kind = json.loads(content_of(os.path.join(folder, "meta.json")))["target"]
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{folder} holds no built task: its meta.json is damaged") from None
     library = of_file(os.path.join(folder, "lib.so")).hash
@@ -178,65 +230,106 @@ def _is_file(folder: str, name: str) -> bool:
     return os.path.isfile(os.path.join(folder, name))
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One library to build: its modules and its folder."""
-
-    given: Modules
-    folder: str
-
-    @property
-    def modules(self) -> list[Any]:
-        """The modules, of one too."""
-        return list(self.given) if isinstance(self.given, Sequence) else [self.given]
-
-
-def _build(requests: Sequence[_Request], target: str | Target, output_kind: str, force: bool) -> None:
-    for request in requests:
-        if not request.modules:
-            raise UsageError(f"there is no module to build into {request.folder}")
-        for module in request.modules:
-            if not hasattr(module, "functions"):
-                raise UsageError(f"expected an IRModule, or a sequence of them, not {type(module).__name__}")
+def _build(requests: Sequence[Request], target: str | Target, output_kind: str, force: bool) -> None:
     if output_kind not in _KINDS:
         raise ValueError(f"Invalid output kind: {output_kind}: expected {' or '.join(_KINDS)}")
-    with _Session(force) as session:
+    refuse_shared_folders(requests)
+    with _session(force) as session:
         platform = session.platform(target)
+        refuse_other_devices(requests, platform)
+        session.begin(requests, platform)
         session.build(requests, platform, output_kind)
 
 
-class _Session:
-    """What one call needs of the engine, in a folder of its own."""
+class _Place(NamedTuple):
+    """Where a call may write: what stays for later calls, and a folder of its own."""
 
-    def __init__(self, force: bool) -> None:
+    home: str
+    own: str
+
+
+@contextlib.contextmanager
+def _session(force: bool) -> Iterator[_Session]:
+    """What one call needs, for as long as it takes."""
+    try:
+        with _place() as place:
+            session = _Session(force, place)
+            try:
+                yield session
+                session.narrator.close()
+            finally:
+                session.close()
+    except EnvironmentFailure as error:
+        raise EnvironmentFailure(error.message, hint=instead(error.hint)) from error
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[_Place]:
+    """In the user's cache; where that cannot be written to, as in an image, among temporary files."""
+    home = user_cache(os.environ)
+    try:
+        own = OwnFolder(os.path.join(home, "drivers"))
+    except (EnvironmentFailure, OSError) as refused:
+        try:
+            home = _temporary_home()
+            own = OwnFolder(os.path.join(home, "drivers"))
+        except (EnvironmentFailure, OSError) as error:
+            raise EnvironmentFailure(
+                f"there is no folder to work in: {refusal(home, refused)}; {error}",
+                hint="XDG_CACHE_HOME=FOLDER or TMPDIR=FOLDER names one that can be written to",
+            ) from error
+    with contextlib.closing(own):
+        yield _Place(home, own.path)
+
+
+def _temporary_home() -> str:
+    """A folder for temporary files that no other user can reach into."""
+    home = os.path.join(tempfile.gettempdir(), f"hidet-build-{os.geteuid()}")
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    status = os.lstat(home)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise EnvironmentFailure(f"{home} is not ours alone")
+    return home
+
+
+class _Session:
+    """What one call needs of the engine."""
+
+    def __init__(self, force: bool, place: _Place) -> None:
         self._force = force
         self._require_cached = require_cached(None, os.environ)
         if force and self._require_cached:
             raise UsageError(f"force=True compiles anew, and {REQUIRE_CACHED} is set: nothing may be compiled")
         self._jobs = default_jobs(os.environ)
-        self._own = OwnFolder(os.path.join(user_cache(os.environ), "drivers"))
+        self._home = place.home
         # Switched off, the store is one for this call alone.
-        self._store = disk_cache(None, os.environ) or os.path.join(self._own.path, "store")
+        self._store = disk_cache(None, os.environ) or os.path.join(place.own, "store")
         self._kept = KeptResults(self._store, read_only=self._require_cached)
-        self._layout = Layout(os.path.join(self._own.path, "given"), os.path.join(self._own.path, "made"))
-        self._hidet_is_patched: bool | None = None
-        self._processes = Processes()
-        self._toolchains = find_toolchains(user_cache(os.environ), os.environ, self._processes, self._layout)
-
-    def __enter__(self) -> _Session:
+        self._layout = Layout(os.path.join(place.own, "given"), os.path.join(place.own, "made"))
         os.makedirs(self._layout.root)
         os.makedirs(self._layout.state)
-        return self
+        self._hidet_is_patched: bool | None = None
+        self._processes = Processes()
+        self._toolchains = find_toolchains(self._home, os.environ, self._processes, self._layout)
+        self.narrator = Narrator("", None)
 
-    def __exit__(self, *_: object) -> None:
+    def begin(self, given: Sequence[Request] | Task, platform: Platform) -> None:
+        """Let the narrator know what is to be made."""
+        if not isinstance(given, Sequence):
+            what = f"the task {given.signature()}"
+        else:
+            what = given[0].title if len(given) == 1 else f"{len(given)} modules"
+        self.narrator = Narrator(f"{what} for {platform.target}", None if quiet(os.environ) else sys.stderr)
+
+    def close(self) -> None:
+        """End what still runs."""
         self._processes.terminate_all(grace=0)
-        self._own.close()
 
     def platform(self, target: str | Target) -> Platform:
         """The platform of a target, what it leaves open taken from hidet's options as hidet's own driver does."""
         from hidet_build.worker import live  # hidet, which the caller has imported
 
-        text = target if isinstance(target, str) else _target_text(target)
+        text = target_text(target)
         kind = text.split()[0] if text.split() else ""
         if kind == "hip":
             raise UsageError(f"target {text!r} cannot be built: only cpu and cuda can", hint=_hip_hint())
@@ -248,44 +341,50 @@ class _Session:
         platform = self._toolchains.resolve(parse_target(text))
         return replace(platform, options=_compile_options() if kind == "cuda" else ())
 
-    def lowered_name(self, request: _Request, platform: Platform) -> str:
+    def lowered_name(self, request: Request, platform: Platform) -> str:
         """Lower and generate one request; a name for what came out, the platform included. Raises ActionFailed."""
         failures = self._lower([request], platform)
         if failures:
-            raise failures[0]
+            raise told(failures[0], who([request], 0), "//0:launch", platform)
         from hidet_build.worker import live  # hidet, which the caller has imported
 
         folder = self._given(0, 0)
-        contents = [_content(os.path.join(folder, name)) for name in generated_files(platform.kind)]
-        given = json.loads(_content(os.path.join(folder, live.GIVEN)))
+        contents = [content_of(os.path.join(folder, name)) for name in generated_files(platform.kind)]
+        given = json.loads(content_of(os.path.join(folder, live.GIVEN)))
         found = [(place, _digests(path)) for place, path in sorted(given.items())]
         tools = self._identities(platform)
         rows = (platform.target, platform.march, platform.options, contents, found, tools)
         return sha256(repr(rows).encode()).hexdigest()[:16]
 
-    def build(self, requests: Sequence[_Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
+    def build(self, requests: Sequence[Request], platform: Platform, output_kind: str, lowered: bool = False) -> None:
         """Lower and generate unless that is done; compile and publish everything. Raises what went wrong, together."""
         failures = {} if lowered else self._lower(requests, platform)
-        plans = {
-            number: self._declare(number, request, platform, output_kind)
-            for number, request in enumerate(requests)
-            if number not in failures
-        }
+        plans: dict[int, tuple[tuple[Step, ...], Artifact]] = {}
+        for number, request in enumerate(requests):
+            if number not in failures:
+                try:
+                    plans[number] = self._declare(number, request, platform, output_kind)
+                except AnalysisError as error:
+                    failures[number] = error
         steps = [step for steps, _ in plans.values() for step in steps]
-        wanted = {number: library for number, (_, library) in plans.items()}
         with self._engine() as engine:
-            result = self._run(engine, steps, wanted.values())
+            result = self._run(engine, steps, [library for _, library in plans.values()])
             for failure in result.failures:
-                failures.setdefault(int(failure.action.owner.package), failure.error)
-            for number, library in wanted.items():
+                number = int(failure.action.owner.package)
+                if number not in failures:
+                    failures[number] = self._uncompiled(number, requests[number], failure, platform, output_kind)
+            for number, (_, library) in plans.items():
                 if engine.made(library):
                     try:
                         self._publish(number, requests[number], library, platform, output_kind)
                     except (BuildError, OSError) as error:
                         failures[number] = _unwritten(requests[number].folder, error)
-        if failures:
-            errors = [_named(failures[number], requests, number) for number in sorted(failures)]
-            raise errors[0] if len(errors) == 1 else ErrorGroup(errors)
+        raise_all(
+            [
+                told(error, who(requests, number), f"//{number}:launch", platform)
+                for number, error in sorted(failures.items())
+            ]
+        )
 
     def task_key(self, task: Task, platform: Platform) -> Digest | None:
         """The key of everything a task becomes, or None where the task itself cannot be told from another."""
@@ -326,47 +425,53 @@ class _Session:
         contents = self._kept.get(key)
         if not contents:
             if key is not None and self._require_cached:
-                raise NotCached(
-                    f"the task {task.signature()} is not cached, so it would have to be built: the store {self._store} "
-                    f"has no whole result under its key {key.hash[:12]}",
-                    hint=_FILL,
+                missing = NotCached(
+                    f"it is not cached, so it would have to be built: the store {self._store} has no whole result "
+                    f"under its key {key.hash[:12]}"
                 )
-            places = self._make_task(task, platform)
+                raise told(missing, f"the task {task.signature()}", "", platform)
+            places = self._make_task(task, folder, platform)
             if key is not None:
                 contents = self._kept.put(key, places)
             else:
-                contents = {name: _content(path) for name, path in places.items()}
-        _publish_task(folder, contents)
+                contents = {name: content_of(path) for name, path in places.items()}
+        try:
+            publish_task(folder, contents, self.narrator.say)
+        except (BuildError, OSError) as error:
+            raise told(_unwritten(folder, error), f"the task {task.name}", "", platform) from error
 
-    def _make_task(self, task: Task, platform: Platform) -> dict[str, str]:
+    def _make_task(self, task: Task, folder: str, platform: Platform) -> dict[str, str]:
         """Build a task; the files of its folder by name, where they are now."""
         from hidet_build.worker import live
 
         root = os.path.join(self._layout.root, "task")
-        said = live.generate_task(task, platform.kind, self._options(platform), root, self._jobs)
+        said = live.generate_task(
+            task, platform.kind, self._options(platform), root, self._jobs, lambda _: self.narrator.lowering(0, 0)
+        )
         if said:
             raise ActionFailed(f"the task {task.name} could not be lowered", detail=said.rstrip())
         steps, library = self._declare_task(root, platform)
         with self._engine() as engine:
             result = self._run(engine, steps, [library])
-            if result.failures:
-                error = result.failures[0].error
-                message = error.message.replace("//task:task", f"the task {task.name}")
-                missed = isinstance(error, NotCached)
-                if missed:  # it names what would have been made
-                    message = message.replace("task/task/", "")
-                raise (NotCached if missed else ActionFailed)(
-                    message, hint=_FILL if missed else error.hint, detail=getattr(error, "detail", "")
-                )
+        if result.failures:
+            error, part = self._uncompiled_task(result.failures[0], root, folder, platform)
+            raise told(error, f"the task {task.name}{part}", "//task:task", platform)
         places = {name: os.path.join(root, "files", name) for name in os.listdir(os.path.join(root, "files"))}
-        places["func_types.pickle"] = os.path.join(root, "main", "func_types.pickle")
-        source = _source_name(platform)
-        places[source] = os.path.join(root, source)
-        places["compile.sh"] = os.path.join(root, "compile.sh")
-        write_atomic(places[source], _source([os.path.join(root, "main")], platform))
-        write_atomic(places["compile.sh"], _script(source, platform, ".so"))
+        places[TYPES] = os.path.join(root, "main", TYPES)
+        for name, content in self._source([os.path.join(root, "main")], platform, ".so").items():
+            places[name] = os.path.join(root, name)
+            write_atomic(places[name], content)
         places["lib.so"] = self._layout.path(library)
         return places
+
+    def _uncompiled_task(self, failure: Failure, root: str, folder: str, platform: Platform) -> tuple[BuildError, str]:
+        """What went wrong with a task, and with which part of it; its source is put where hidet leaves it."""
+        found = re.search(r"/(candidates/(\d+))/", _made_by(failure))
+        if not found:
+            return self._left(failure, [os.path.join(root, "main")], 0, folder, platform, ".so"), ""
+        part = os.path.join(root, found[1])
+        error = self._left(failure, [part], 0, os.path.join(folder, found[1]), platform, ".o")
+        return error, f", candidate {found[2]}"
 
     def _declare_task(self, root: str, platform: Platform) -> tuple[tuple[Step, ...], Artifact]:
         """The steps that compile the candidates, each for itself, and link them with the module that calls them."""
@@ -406,7 +511,7 @@ class _Session:
         device = {"cuda.arch": platform.arch.rstrip("af")} if platform.kind == "cuda" else {}
         return {**device, "cpu.arch": platform.cpu_arch}
 
-    def _lower(self, requests: Sequence[_Request], platform: Platform) -> dict[int, BuildError]:
+    def _lower(self, requests: Sequence[Request], platform: Platform) -> dict[int, BuildError]:
         """Generate the source of every module; the failures by request."""
         from hidet_build.worker import live  # hidet, which the caller has imported
 
@@ -421,7 +526,7 @@ class _Session:
                     owners.append(number)
                     keys.append(key)
         failures: dict[int, BuildError] = {}
-        said = live.generate(jobs, self._jobs)
+        said = live.generate(jobs, self._jobs, lambda done: self.narrator.lowering(done, len(jobs)))
         for number, job, key, failure in zip(owners, jobs, keys, said, strict=True):
             if failure:
                 failures.setdefault(number, ActionFailed("lowering failed", detail=failure.rstrip()))
@@ -442,14 +547,14 @@ class _Session:
         """Keep what lowering wrote, unless it names files of this machine."""
         from hidet_build.worker import live
 
-        if json.loads(_content(os.path.join(folder, live.GIVEN))) == {}:
+        if json.loads(content_of(os.path.join(folder, live.GIVEN))) == {}:
             self._kept.put(key, {name: os.path.join(folder, name) for name in os.listdir(folder)})
 
     def _given(self, number: int, index: int) -> str:
         return os.path.join(self._layout.root, str(number), str(index))
 
     def _declare(
-        self, number: int, request: _Request, platform: Platform, output_kind: str
+        self, number: int, request: Request, platform: Platform, output_kind: str
     ) -> tuple[tuple[Step, ...], Artifact]:
         """The steps that make one library from generated sources, and the library."""
         # The package is the number of the request, so that a failed step says whose it is; the name is what the
@@ -524,8 +629,6 @@ class _Session:
 
     @contextlib.contextmanager
     def _engine(self) -> Iterator[Engine]:
-        tty = sys.stderr.isatty()
-        reporter: Reporter = choose_reporter(sys.stderr, os.environ) if tty else SilentReporter()
         options = Options(
             jobs=self._jobs,
             keep_going=True,
@@ -539,7 +642,7 @@ class _Session:
         def locks(waiting: Waiting) -> KeyLocks:
             return KeyLocks(os.path.join(self._store, "locks"), waiting, cancelled=lambda: self._processes.stopped)
 
-        with contextlib.closing(workers), contextlib.closing(reporter):
+        with contextlib.closing(workers):
             yield local_engine(
                 self._layout,
                 options,
@@ -547,101 +650,56 @@ class _Session:
                 self._toolchains,
                 self._processes,
                 workers,
-                PrecompiledHeaders(os.path.join(user_cache(os.environ), PRECOMPILED), self._processes),
-                reporter,
+                PrecompiledHeaders(os.path.join(self._home, PRECOMPILED), self._processes),
+                self.narrator,
                 self._store,
                 locks,
                 advise=lambda _, __: None,
             )
 
-    def _publish(self, number: int, request: _Request, library: Artifact, platform: Platform, output_kind: str) -> None:
+    def _publish(self, number: int, request: Request, library: Artifact, platform: Platform, output_kind: str) -> None:
         """Put what hidet leaves in an output folder there, each file at once, under hidet's lock, the library last."""
-        source = _source_name(platform)
-        with _held(request.folder):
-            folders = [self._given(number, index) for index, _ in enumerate(request.modules)]
-            for folder in folders:
-                if os.path.isdir(f"{folder}/ir"):  # hidet's option save_lower_ir
-                    shutil.copytree(f"{folder}/ir", f"{request.folder}/ir", dirs_exist_ok=True)
-            _put(request.folder, source, _source(folders, platform))
-            _put(request.folder, "compile.sh", _script(source, platform, output_kind))
-            if output_kind == ".so":
-                _put_types(request.folder, _content(os.path.join(self._layout.root, str(number), _TYPES)))
-            _put(request.folder, f"lib{output_kind}", _content(self._layout.path(library)))
+        folders = self._folders(number, request)
+        contents = self._source(folders, platform, output_kind)
+        if output_kind == ".so":
+            contents[TYPES] = content_of(os.path.join(self._layout.root, str(number), TYPES))
+        contents[f"lib{output_kind}"] = content_of(self._layout.path(library))
+        saved = [f"{folder}/ir" for folder in folders if os.path.isdir(f"{folder}/ir")]  # hidet's option save_lower_ir
+        publish(request.folder, contents, self.narrator.say, saved)
 
+    def _uncompiled(
+        self, number: int, request: Request, failure: Failure, platform: Platform, output_kind: str
+    ) -> BuildError:
+        """What went wrong with a library; its source is put where hidet leaves it."""
+        found = re.search(r"/parts/(\d+)/", _made_by(failure))
+        index = int(found[1]) if found else 0
+        return self._left(failure, self._folders(number, request), index, request.folder, platform, output_kind)
 
-def _source_name(platform: Platform) -> str:
-    """What hidet calls the generated source in an output folder."""
-    return "source.cu" if platform.kind == "cuda" else "source.cc"
-
-
-def _source(folders: Sequence[str], platform: Platform) -> bytes:
-    """The generated source in these folders for people to read, the headers where they belong."""
-    text = []
-    for folder in folders:
-        for name in ("prelude.h", generated_files(platform.kind)[0]):
-            text.append(_content(os.path.join(folder, name)).decode().removeprefix('#include "prelude.h"\n'))
-    return "".join(text).encode()
-
-
-def _publish_task(folder: str, contents: Mapping[str, bytes]) -> None:
-    """Write a task's folder: to hidet it holds a task when version.txt, the library and its types are there."""
-    with _held(folder):
-        with contextlib.suppress(OSError):
-            if all(_content(os.path.join(folder, name)) == content for name, content in contents.items()):
-                return
-        for name in ("version.txt", "dispatch_table.txt"):  # what was measured of another library
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, name))
-        for name in sorted(contents, key=lambda name: (name == "version.txt", name == "lib.so", name)):
-            _put(folder, name, contents[name])
-
-
-@contextlib.contextmanager
-def _held(folder: str) -> Iterator[None]:
-    """Hold the lock of an output folder, which hidet's own driver takes too; a wait for it is said."""
-    with contextlib.ExitStack() as stack:
-        path = os.path.join(folder, ".lock")
-        if not _enter_soon(stack, path):
-            sys.stderr.write(f"waiting for {path}: another process writes to this folder\n")
-            stack.enter_context(exclusive(path))
-        yield
-
-
-def _enter_soon(stack: contextlib.ExitStack, path: str) -> bool:
-    """Take a lock unless somebody holds it for longer than needs an explanation; whether we have it."""
-    for pause in (0.02, 0.05, 0.1, 0.3, 0.0):
+    def _left(
+        self, failure: Failure, folders: Sequence[str], index: int, folder: str, platform: Platform, output_kind: str
+    ) -> BuildError:
+        """The error of a failed step, whose source was in one of the folders; for the user it is left in `folder`."""
+        error = failure.error
+        if not isinstance(error, ActionFailed) or isinstance(error, NotCached):
+            return error
         try:
-            stack.enter_context(exclusive(path, block=False))
-            return True
-        except LockHeld:
-            time.sleep(pause)
-    return False
+            publish(folder, self._source(folders, platform, output_kind), self.narrator.say)
+        except (BuildError, OSError):  # then what the compiler says has to do
+            return error
+        detail = in_joined_source(error.detail, folders, index, generated_files(platform.kind)[0])
+        again = f"cd {shlex.quote(os.path.abspath(folder))} && sh compile.sh"
+        return ActionFailed(error.message, hint=error.hint, detail=detail, command=again)
 
+    def _folders(self, number: int, request: Request) -> list[str]:
+        """Where the generated source of each module of a request is."""
+        return [self._given(number, index) for index, _ in enumerate(request.modules)]
 
-def _put_types(folder: str, content: bytes) -> None:
-    """Write the types of a library that comes next; one that they do not fit goes first.
-
-    Who is killed in between leaves no library then, which hidet's own driver too takes for work to be done.
-    """
-    with contextlib.suppress(OSError):
-        if _content(os.path.join(folder, _TYPES)) == content:
-            return
-    remove(os.path.join(folder, "lib.so"))
-    _put(folder, _TYPES, content)
-
-
-def _put(folder: str, name: str, content: bytes) -> None:
-    """Write a file at once, unless it has this content: whoever has the library mapped keeps it."""
-    path = os.path.join(folder, name)
-    with contextlib.suppress(OSError):
-        if _content(path) == content:
-            return
-    write_atomic(path, content)
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
+    @staticmethod
+    def _source(folders: Sequence[str], platform: Platform, output_kind: str) -> dict[str, bytes]:
+        """The generated source and the command line that compiles it, under hidet's names for them."""
+        generated = generated_files(platform.kind)[0]
+        source = source_name(generated)
+        return {source: joined_source(folders, generated), "compile.sh": _script(folders, platform, output_kind)}
 
 
 def _hip_hint() -> str:
@@ -656,15 +714,17 @@ def _compile_options() -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value).lower()) for name, value in chosen.items() if value != _COMPILE_OPTIONS[name])
 
 
-def _target_text(target: Target) -> str:
-    """hidet's Target as the string it was made of."""
-    return " ".join([target.name, *target.flags, *(f"--{name}={value}" for name, value in target.attrs.items())])
+def _made_by(failure: Failure) -> str:
+    """The path of what a failed step should have made."""
+    return outputs_of(failure.action)[0].path
 
 
 def _unwritten(folder: str, error: BuildError | OSError) -> BuildError:
-    """Why a folder of the caller's could not be written."""
-    reason = error.message if isinstance(error, BuildError) else error.strerror or str(error)
-    return ActionFailed(f"cannot write to {folder}: {reason}")
+    """Why a folder of the caller's, or of hidet's cache, could not be written to."""
+    from hidet_build.worker import live  # hidet, which the caller has imported
+
+    is_hidets = os.path.abspath(folder).startswith(live.cache_folder() + os.sep)
+    return EnvironmentFailure(refusal(folder, error), hint=_HIDETS_CACHE if is_hidets else None)
 
 
 def _digests(path: str) -> list[tuple[str, str]]:
@@ -681,30 +741,24 @@ def _files(folder: str) -> list[str]:
     return sorted(found)
 
 
-def _named(error: BuildError, requests: Sequence[_Request], number: int) -> BuildError:
-    """The error in the words of the caller, who knows modules and folders; our own folder is gone when he reads it."""
-    message = error.message.removeprefix(f"//{number}:launch: ")
-    missed = isinstance(error, NotCached)
-    if missed:  # it names what would have been made
-        message = message.replace(f"{number}/launch/", "")
-    if len(requests) > 1 or missed:
-        message = f"module {number} ({requests[number].folder}): {message}"
-    return (NotCached if missed else ActionFailed)(
-        message, hint=_FILL if missed else error.hint, detail=getattr(error, "detail", "")
-    )
-
-
-def _script(source: str, platform: Platform, output_kind: str) -> bytes:
-    """A command line that compiles the source by hand, as hidet leaves one."""
+def _script(folders: Sequence[str], platform: Platform, output_kind: str) -> bytes:
+    """A command line that compiles the source generated in these folders by hand, as hidet leaves one."""
     from hidet_build.worker import live
 
-    kind = ["-shared"] if output_kind == ".so" else ["-c"]
-    folders = [f"-I{folder}" for folder in live.include_folders()]
+    include, objects, libraries, standards = list(live.include_folders()), [], [], []
+    for folder in folders:
+        table, given = (json.loads(content_of(os.path.join(folder, name))) for name in ("functions.json", live.GIVEN))
+        include += [live.on_this_machine(place, given) for place in table["include_dirs"]]
+        objects += [live.on_this_machine(place, given) for place in table["object_files"]]
+        libraries += [f"-L{live.on_this_machine(place, given)}" for place in table["library_dirs"]]
+        libraries += [f"-l{name}" for name in table["libraries"]]
+        standards.append(table["standard"])
+    first = [*(f"-I{folder}" for folder in dict.fromkeys(include)), f"-std={max(standards)}"]
     if platform.kind == "cuda":
         flags = [word for word in nvcc_flags(platform) if word not in ("-c", "--options-file", "compile.args")]
-        command = ["nvcc", *folders, *flags, "-std=c++17", "--cudart", "shared"]
+        command = ["nvcc", *first, *flags, "--cudart", "shared"]
     else:
-        flags = ["-std=c++11", *CPU_FLAGS, *platform.march, "-fPIC", "-fopenmp"]
-        command = ["g++", *folders, *flags]
-    command += [*kind, source, "-o", f"lib{output_kind}"]
-    return f"#!/bin/bash\n\n{shlex.join(command)}\n".encode()
+        command = ["g++", *first, *CPU_FLAGS, *platform.march, "-fPIC", "-fopenmp"]
+    source = source_name(generated_files(platform.kind)[0])
+    kind = ["-shared", source, *objects, *libraries] if output_kind == ".so" else ["-c", source]
+    return f"#!/bin/sh\n\n{shlex.join([*command, *kind, '-o', f'lib{output_kind}'])}\n".encode()

@@ -1,11 +1,12 @@
-"""Makes hidet's own compilation go through our drivers: `IRModule.build`, calls of scripts, `Task.build`, graphs.
+"""Makes hidet's own compilation go through our drivers: `build()` of modules and scripts, tasks, graphs, torch.compile.
 
     import hidet_build.jit
     hidet_build.jit.install()            for the rest of the process
     with hidet_build.jit.enabled(): ...  or for a while
 
-`hidet-build run-jit -- python model.py` does the first before the program starts. Knows which names of hidet's to
-replace; everything else is drivers.py.
+Install first: `from hidet.drivers import build_task` before it keeps hidet's own function under that name. `hidet-build
+run-jit -- python model.py` installs before the program starts. Knows which names of hidet's to replace; everything else
+is drivers.py.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from hidet_build.errors import UsageError
 from hidet_build.limits import processors
 
 PROGRAM = "hidet-build"
+DISK_CACHE = "HIDET_BUILD_DISK_CACHE"
 REQUIRE_CACHED = "HIDET_BUILD_REQUIRE_CACHED"
+QUIET = "HIDET_BUILD_QUIET"
 WORKER_IDLE_TIMEOUT = "HIDET_BUILD_WORKER_IDLE_TIMEOUT"
 _WORKER_IDLE_TIMEOUT = 600.0  # seconds
 _NO = ("", "0", "no", "false")
@@ -25,7 +27,7 @@ def user_cache(environment: Mapping[str, str]) -> str:
 
 def disk_cache(flag: str | None, environment: Mapping[str, str]) -> str:
     """The folder of the store: flag, variable, then the user's cache folder; empty where it is switched off."""
-    chosen = flag if flag is not None else environment.get("HIDET_BUILD_DISK_CACHE")
+    chosen = flag if flag is not None else environment.get(DISK_CACHE)
     if chosen is None:
         return user_cache(environment)
     return os.path.abspath(os.path.expanduser(chosen)) if chosen else ""
@@ -46,6 +48,11 @@ def output_base(flag: str | None, environment: Mapping[str, str], root: str) -> 
 def require_cached(flag: bool | None, environment: Mapping[str, str]) -> bool:
     """Whether nothing may run that a cache does not have: flag, then variable (anything but 0, no, false and empty)."""
     return environment.get(REQUIRE_CACHED, "").lower() not in _NO if flag is None else flag
+
+
+def quiet(environment: Mapping[str, str]) -> bool:
+    """Whether the drivers say nothing of what they are at."""
+    return environment.get(QUIET, "").lower() not in _NO
 
 
 def default_jobs(environment: Mapping[str, str]) -> int:

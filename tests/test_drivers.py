@@ -170,7 +170,7 @@ def test_batch_gathers_failures(tmp_path: Path) -> None:
     with pytest.raises(ErrorGroup) as raised:
         build_ir_module_batch([broken[0], scale(3.0), broken[1]], folders, ".so", "cpu")
 
-    assert [f"module 0 ({folders[0]})", f"module 2 ({folders[2]})"] == [
+    assert [f"module 0, scale ({folders[0]})", f"module 2, scale ({folders[2]})"] == [
         error.message.partition(":")[0] for error in raised.value.errors
     ]
     assert "no/such/header.h" in str(raised.value)
@@ -371,9 +371,9 @@ def test_lowering_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     lowered: list[int] = []
     generate = live.generate
 
-    def counted(jobs: Any, parallel: int) -> Any:
+    def counted(jobs: Any, *others: Any) -> Any:
         lowered.append(len(jobs))
-        return generate(jobs, parallel)
+        return generate(jobs, *others)
 
     monkeypatch.setattr(live, "generate", counted)
     for module, force in ((scale(2.0), False), (scale(2.0), False), (scale(3.0), False), (scale(3.0), True)):

@@ -1,5 +1,6 @@
 """Drivers and `run-jit` that may start no compiler: what the store has is used, anything else is named."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -55,13 +56,25 @@ def test_module_that_is_missing(tmp_path: Path, required: Any) -> None:
     """A module that was never built is named by its folder, with the step that would have run; nothing is written."""
     required()
     with pytest.raises(BuildError) as raised:
+        build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu --arch=x86-64-v2")
+
+    said = raised.value.render()
+    assert said.startswith(
+        f"the module scale ({tmp_path}/out): CppCompile is not cached and would have to run to make module.o: "
+    )
+    assert "; it was looked for as cpu --arch=x86-64-v2\n" in said
+    assert "without --require_cached and HIDET_BUILD_REQUIRE_CACHED" in said
+    assert "x86-64-v3" not in said
+    assert not (tmp_path / "out" / "lib.so").exists()
+
+
+def test_native_code_that_is_missing(tmp_path: Path, required: Any) -> None:
+    """Where hidet takes this machine's CPU for granted, the error says so and how to have code for others."""
+    required()
+    with pytest.raises(BuildError) as raised:
         build_ir_module(scale(2.0), str(tmp_path / "out"), "cpu")
 
-    assert f"module 0 ({tmp_path}/out): CppCompile is not cached and would have to run to make module.o: " in str(
-        raised.value
-    )
-    assert "HIDET_BUILD_REQUIRE_CACHED" in str(raised.value)
-    assert not (tmp_path / "out" / "lib.so").exists()
+    assert "hidet.option.cpu.arch is auto: set it to 'x86-64-v3'" in str(raised.value)
 
 
 def test_batch_names_all_that_are_missing(tmp_path: Path, required: Any) -> None:
@@ -72,7 +85,7 @@ def test_batch_names_all_that_are_missing(tmp_path: Path, required: Any) -> None
     with pytest.raises(ErrorGroup) as raised:
         build_ir_module_batch([scale(1.0), scale(2.0), scale(3.0)], folders, ".so", "cpu")
 
-    assert ["module 0", "module 2"] == [error.message.partition(" (")[0] for error in raised.value.errors]
+    assert ["module 0, scale", "module 2, scale"] == [error.message.partition(" (")[0] for error in raised.value.errors]
     assert 2.0 == result(tmp_path / "1")
 
 
@@ -148,4 +161,71 @@ def test_run_jit(tmp_path: Path) -> None:
 
     assert (1, 0, 0) == (missed.returncode, built.returncode, found.returncode)
     assert "NotCached: the task normalize" in missed.stderr
+    assert "; it was looked for as cpu --arch=" in missed.stderr
     assert ("", "built\n", "built\n") == (missed.stdout, built.stdout, found.stdout)
+
+
+IMAGE = """
+    import hidet, torch
+    from tests.test_drivers import scale
+
+    x = hidet.symbol([8, 64], device="cpu")
+    given = torch.randn(8, 64)
+    normed = hidet.ops.layer_norm(x).op.task.build("cpu")(given).torch()
+    numbers = torch.ones(16)
+    scale(2.0).build()["scale"](numbers)
+    print(bool((normed - torch.nn.functional.layer_norm(given, (64,))).abs().max() < 1e-5), float(numbers[0]))
+    """
+
+
+def without_privileges() -> None:
+    """Let file modes hold for root too, in this process and all it starts."""
+    prctl = ctypes.CDLL(None).prctl
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; root has the rest of the set after the next execve
+
+
+def program_in_image(folder: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program under `run-jit` with this folder for its home."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "HIDET"))}
+    command = [sys.executable, "-m", "hidet_build", "run-jit", *flags, "--", sys.executable, "-c"]
+    return subprocess.run(
+        [*command, textwrap.dedent(IMAGE)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder.parent,
+        preexec_fn=without_privileges,
+        env={**kept, "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), **variables},
+    )
+
+
+def read_only(folder: Path) -> None:
+    """Take away the right to write to a folder and all below."""
+    subprocess.run(["chmod", "-R", "a-w", str(folder)], check=True)
+
+
+def test_read_only_image(tmp_path: Path) -> None:
+    """A home, a store and a cache of hidet's that cannot be written to are good for what they hold."""
+    home, exported, temporary = (tmp_path / name for name in ("home", "exported", "temporary"))
+    home.mkdir()
+    temporary.mkdir()
+    filled = program_in_image(home)
+    export_cache(str(home / ".cache" / "hidet-build"), str(exported))
+    read_only(home)
+    read_only(exported)
+    found = program_in_image(home, "--require_cached", TMPDIR=str(temporary))
+    # A new home, with nothing but a store that was brought along.
+    other = tmp_path / "other"
+    other.mkdir(mode=0o555)
+    refused = program_in_image(other, "--require_cached", "--disk_cache=exported", TMPDIR=str(temporary))
+    unfilled = program_in_image(home, TMPDIR=str(temporary), HIDET_BUILD_DISK_CACHE=str(other / "store"))
+    subprocess.run(["chmod", "-R", "u+w", str(tmp_path)], check=True)
+
+    assert (0, "True 2.0\n") == (filled.returncode, filled.stdout), filled.stderr
+    assert (0, "True 2.0\n") == (found.returncode, found.stdout), found.stderr
+    assert f"cannot write to {other}/.cache/hidet/" in refused.stderr
+    assert "hint: that is in hidet's own cache: hidet.option.cache_dir('FOLDER')" in refused.stderr
+    assert f"cannot write to the disk cache {other}/store: Permission denied" in unfilled.stderr
+    assert "hint: HIDET_BUILD_DISK_CACHE=FOLDER" in unfilled.stderr
+    assert [] == [name for name in os.listdir(temporary) if not name.startswith("hidet-build-")]

@@ -4,6 +4,7 @@ import gc
 import linecache
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from hidet.lang import attrs, grid  # noqa: E402
 from hidet.lang.types import f32  # noqa: E402
 from hidet.runtime import load_compiled_module  # noqa: E402
 
-from hidet_build import jit  # noqa: E402
+from hidet_build import drivers, jit  # noqa: E402
 from hidet_build.drivers import build_ir_module, build_ir_module_batch, build_task  # noqa: E402
-from hidet_build.errors import BuildError, ErrorGroup  # noqa: E402
+from hidet_build.errors import BuildError, ErrorGroup, UsageError  # noqa: E402
 from tests.ir_modules import calling_header  # noqa: E402
 from tests.test_drivers import cache, result, scale, symbol  # noqa: E402, F401
 
@@ -237,7 +238,7 @@ def test_all_kinds_of_failures_come_together(tmp_path: Path) -> None:
     with pytest.raises(ErrorGroup) as raised:
         build_ir_module_batch([unlowered, uncompiled, scale(3.0)], folders, ".so", "cpu")
 
-    assert [f"module 0 ({folders[0]})", f"module 1 ({folders[1]})"] == [
+    assert [f"module 0, scale ({folders[0]})", f"module 1, scale ({folders[1]})"] == [
         error.message.partition(":")[0] for error in raised.value.errors
     ]
     assert not (tmp_path / "a" / "lib.so").exists()
@@ -342,6 +343,143 @@ def test_one_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "--output_base" not in str(failure.value)
     assert 2.0 == result(tmp_path / "0")
     assert 4.0 == result(tmp_path / "2")
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("file", "{}/file is a file"),
+        ("file/inside", "{}/file is a file"),
+        ("link", "{}/link is a link to nothing"),
+        ("a" * 300, "File name too long"),
+    ],
+)
+def test_folder_that_is_none(tmp_path: Path, place: str, reason: str) -> None:
+    """What stands in the way of a folder is named as what it is."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nothing")
+    folder = str(tmp_path / place)
+    with pytest.raises(BuildError) as failure:
+        build_ir_module(scale(2.0), folder, "cpu")
+
+    expected = f"the module scale ({folder}): cannot write to {folder}: {reason.format(tmp_path)}"
+    assert expected == failure.value.render()
+
+
+@pytest.mark.parametrize("folder", ["", "a\0b", None])
+def test_what_is_no_path(folder: Any) -> None:
+    """An empty text would mean the working folder, and nobody means that."""
+    with pytest.raises(UsageError, match="path of a folder"):
+        build_ir_module(scale(2.0), folder, "cpu")
+
+
+def test_folder_as_path(tmp_path: Path) -> None:
+    """A Path is as good as its text."""
+    build_ir_module_batch([scale(2.0)], [tmp_path / "out"], ".so", "cpu")
+
+    assert 2.0 == result(tmp_path / "out")
+
+
+def test_two_modules_for_one_folder(tmp_path: Path) -> None:
+    """However the folder is written: nothing is built, for one would take the place of the other."""
+    (tmp_path / "link").symlink_to(".")
+    folders = [str(tmp_path / "out"), str(tmp_path / "link" / "x" / ".." / "out")]
+    with pytest.raises(UsageError) as raised:
+        build_ir_module_batch([scale(2.0, "two"), scale(3.0, "three")], folders, ".so", "cpu")
+
+    assert f"module 0, two ({folders[0]}) and module 1, three ({folders[1]}) would be built" in raised.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_functions_of_one_name(tmp_path: Path) -> None:
+    """Two modules of one library have one function: the error is in the words of the caller, and others are built."""
+    folders = [str(tmp_path / name) for name in "ab"]
+    with pytest.raises(BuildError) as raised:
+        build_ir_module_batch([[scale(2.0), scale(3.0)], scale(4.0)], folders, ".so", "cpu")
+
+    assert (
+        f"module 0, scale ({folders[0]}): module 0 and module 1 of the list both have a public function 'scale'\n"
+        "hint: give one of them another attrs.func_name"
+    ) == raised.value.render()
+    assert 4.0 == result(tmp_path / "b")
+
+
+def on_gpu() -> Any:
+    """A module with a kernel for CUDA."""
+    with hidet.script_module() as module:
+
+        @hidet.script
+        def clear(x: f32[32]):
+            attrs.func_kind = "cuda_kernel"
+            attrs.cuda.block_dim = 32
+            attrs.cuda.grid_dim = 1
+            x[hidet.lang.cuda.threadIdx.x] = 0.0
+
+    return module.ir_module()
+
+
+def test_gpu_kernel_for_a_cpu(tmp_path: Path) -> None:
+    """The function and the target are named, before hidet gets lost in its code generator."""
+    with pytest.raises(UsageError) as raised:
+        build_ir_module(on_gpu(), str(tmp_path / "out"), "cpu --arch=x86-64-v3")
+
+    assert (
+        f"the module clear ({tmp_path}/out): clear is a cuda_kernel, and the target is cpu --arch=x86-64-v3"
+    ) == raised.value.message
+
+
+@pytest.mark.parametrize("target", [None, 3])
+def test_what_is_no_target(tmp_path: Path, target: Any) -> None:
+    """Neither of a module nor of a task."""
+    task = hidet.ops.layer_norm(symbol(8, 64)).op.task
+    for build in (lambda: build_ir_module(scale(2.0), str(tmp_path / "out"), target), lambda: build_task(task, target)):
+        with pytest.raises(UsageError, match="expected a target like"):
+            build()
+
+
+def test_what_is_no_task() -> None:
+    """Something else is an error of one line."""
+    with pytest.raises(UsageError, match="expected a hidet Task, not int"):
+        build_task(42, "cpu")  # type: ignore[arg-type]
+
+
+def test_module_says_what_is_for_callers() -> None:
+    """`help` and `import *` show the functions, and not what they are made with."""
+    assert {"build_and_load", "build_ir_module", "build_ir_module_batch", "build_task", "load_task"} == set(
+        drivers.__all__
+    )
+
+
+SLOW = """
+    import sys
+    from hidet_build.drivers import build_ir_module
+    from tests.test_drivers import scale
+
+    build_ir_module(scale(2.0), sys.argv[1], "cpu --arch=x86-64-v3")
+    """
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_long_work_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+    """A compiler that takes three seconds makes a line on standard error, unless the caller wants none."""
+    compiler = tmp_path / "bin" / "g++"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\ncase " $* " in *" -c "*) sleep 3;; esac\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("HIDET_BUILD_QUIET", str(int(quiet)))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SLOW), str(tmp_path / "out")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.partition(":")[2] for line in done.stderr.splitlines() if line.startswith("hidet-build:")]
+
+    assert ([] if quiet else [" the module scale for cpu --arch=x86-64-v3"]) == [
+        line.partition(":")[0] for line in lines[:1]
+    ], done.stderr
 
 
 @pytest.mark.parametrize("given", [[], "text", [3]])

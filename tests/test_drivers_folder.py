@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,8 +19,11 @@ hidet = pytest.importorskip("hidet")
 torch = pytest.importorskip("torch")
 
 from filelock import FileLock  # noqa: E402
+from hidet.ir.stmt import BlackBoxStmt, SeqStmt  # noqa: E402
 
-from hidet_build.drivers import build_ir_module  # noqa: E402
+from hidet_build.drivers import build_and_load, build_ir_module, build_task  # noqa: E402
+from hidet_build.errors import BuildError  # noqa: E402
+from tests.ir_modules import calling_header  # noqa: E402
 from tests.test_drivers import cache, compiles, result, scale  # noqa: E402, F401
 
 HIDET_LEAVES = {".lock", "compile.sh", "func_types.pickle", "lib.so", "source.cc"}
@@ -285,3 +288,110 @@ def test_lowered_ir_is_saved(tmp_path: Path) -> None:
     assert saved[0] == saved[1]
     assert "0_Origin.txt" in saved[0]
     assert HIDET_LEAVES == set(os.listdir(tmp_path / "without"))
+
+
+def broken(name: str) -> Any:
+    """A module whose source no compiler takes."""
+    module = scale(2.0, name)
+    function = module.functions[name]
+    function.body = SeqStmt([BlackBoxStmt("no_such_function();"), function.body])
+    return module
+
+
+def line_of(source: Path, text: str) -> int:
+    """The number of the last line that has this text."""
+    return max(number for number, line in enumerate(source.read_text().splitlines(), 1) if text in line)
+
+
+def test_failed_compile_leaves_its_source(tmp_path: Path) -> None:
+    """The source and the command line are where hidet leaves them, and the error speaks of them; the library stays."""
+    out = tmp_path / "out"
+    build_ir_module(scale(2.0), str(out), "cpu")
+    with pytest.raises(BuildError) as raised:
+        build_ir_module(broken("wrong"), str(out), "cpu")
+    by_hand = subprocess.run(["sh", "compile.sh"], cwd=out, capture_output=True, text=True, check=False)
+
+    said = raised.value.render()
+    assert said.startswith(f"the module wrong ({out}): CppCompile failed (exit code 1)\n")
+    assert said.endswith(f"\nto reproduce: cd {out} && sh compile.sh")
+    number = line_of(out / "source.cc", "no_such_function")
+    assert f"\nsource.cc:{number}:" in said
+    assert f"\n{number:>5} |     no_such_function();\n" in said
+    assert f"\nsource.cc:{number}:" in by_hand.stderr
+    assert HIDET_LEAVES == set(os.listdir(out))
+    assert 2.0 == result(out)
+
+
+def test_failed_compile_of_several_modules(tmp_path: Path) -> None:
+    """The lines are those of the source of all of them."""
+    out = tmp_path / "out"
+    with pytest.raises(BuildError) as raised:
+        build_ir_module([scale(2.0, "one"), broken("two"), scale(3.0, "three")], str(out), "cpu")
+
+    number = line_of(out / "source.cc", "no_such_function")
+    assert f"\nsource.cc:{number}:" in raised.value.render()
+    assert f"the modules one, two, three ({out}): " in raised.value.render()
+
+
+def test_command_line_knows_the_headers_of_a_module(tmp_path: Path) -> None:
+    """`compile.sh` makes the library again, with headers of the machine too."""
+    out, headers = tmp_path / "out", tmp_path / "my headers"
+    headers.mkdir()
+    (headers / "own.h").write_text("static inline float own_value() { return 7.0f; }\n")
+    build_ir_module(calling_header("own.h", str(headers)), str(out), "cpu")
+    (out / "lib.so").unlink()
+    subprocess.run(["sh", "compile.sh"], cwd=out, check=True)
+
+    assert 7.0 == result(out, "own")
+
+
+def test_failed_candidate_of_a_task_leaves_its_source(tmp_path: Path) -> None:
+    """The source of a candidate lies where hidet leaves it, and the task counts as not built."""
+    task = hidet.ops.layer_norm(hidet.symbol([8, 64], device="cpu")).op.task
+    implement = task.implement
+
+    def with_a_broken_one(target: object, working_dir: str) -> list[Any]:
+        modules = [implement(target, working_dir)[0] for _ in range(2)]
+        function = next(iter(modules[1].functions.values()))
+        function.body = SeqStmt([BlackBoxStmt("no_such_function();"), function.body])
+        return modules
+
+    task.implement = with_a_broken_one
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path / "hidet"))
+        with pytest.raises(BuildError) as raised:
+            build_task(task, "cpu", load=False)
+
+    (source,) = (tmp_path / "hidet").rglob("source.cc")
+    assert "candidates/1" == f"{source.parent.parent.name}/{source.parent.name}"
+    assert f"the task {task.name}, candidate 1: CppCompile failed" in raised.value.message
+    assert f"\nsource.cc:{line_of(source, 'no_such_function')}:" in raised.value.render()
+    assert raised.value.render().endswith(f"cd {source.parent} && sh compile.sh")
+    assert [] == list((tmp_path / "hidet").rglob("version.txt"))
+
+
+def test_hidets_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """Modules and tasks: the error names the folder, and how to have another one."""
+    (tmp_path / "file").touch()
+    said = []
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path / "file" / "hidet"))
+        task = hidet.ops.layer_norm(hidet.symbol([8, 64], device="cpu")).op.task
+        for build in (lambda: build_and_load(scale(2.0)), lambda: build_task(task, "cpu")):
+            with pytest.raises(BuildError) as raised:
+                build()
+            said.append(raised.value.render())
+
+    for text in said:
+        assert f"{tmp_path}/file is a file" in text
+        assert "hint: that is in hidet's own cache: hidet.option.cache_dir('FOLDER') in the program" in text
+
+
+def test_object_leaves_the_library_alone(tmp_path: Path) -> None:
+    """As with hidet, what a call does not make stays as it is."""
+    out = tmp_path / "out"
+    build_ir_module(scale(2.0), str(out), "cpu")
+    build_ir_module(scale(3.0), str(out), "cpu", ".o")
+
+    assert {*HIDET_LEAVES, "lib.o"} == set(os.listdir(out))
+    assert 2.0 == result(out)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
+import sys
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -77,3 +81,61 @@ def test_other_ends_are_told() -> None:
     assert raised.endswith("ValueError: no\n")
     assert "the process that did it ended with status -9" == died
     assert ("fine", True) == (fine, left)
+
+
+FORKING = """
+    import os, signal
+    from hidet_build.worker.fork import Slots, in_children
+
+    # A module that does something after each fork, as `logging` does; Ctrl-C comes in the middle of it.
+    os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+    with Slots(1) as slots:
+        try:
+            in_children([lambda: signal.pause()] * 2, slots)
+            print("lost")
+        except KeyboardInterrupt:
+            print("interrupted")
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        print("a child is left")
+    except ChildProcessError:
+        pass
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    """
+
+
+def test_interrupt_in_a_fork() -> None:
+    """Ctrl-C while a child is forked is not lost, and ends the child; the handlers are as before."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKING)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert ("interrupted\nTrue\n", "") == (done.stdout, done.stderr)
+
+
+def test_children_leave_interrupts_to_their_parent() -> None:
+    """A handler of the caller's does not run in a child, which goes on: its parent decides what Ctrl-C means."""
+    heard: list[int] = []
+
+    def work() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return f"{len(heard)} heard"
+
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        said = in_child(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert "0 heard" == said
+
+
+def test_time_is_told() -> None:
+    """Whoever waits is called by and by with the number of works that are done."""
+    told: list[int] = []
+    with Slots(0) as slots:
+        in_children([lambda: time.sleep(0.7) or ""] * 2, slots, told.append)
+
+    assert sorted(told) == told
+    assert {0, 1} == set(told)
+    assert told.count(0) > 1

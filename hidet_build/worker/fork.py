@@ -9,11 +9,13 @@ import os
 import selectors
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, TracebackType
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_TICK = 0.5  # seconds between two calls of `tick`
 
 
 class Slots:
@@ -54,11 +56,13 @@ class Slots:
         os.write(self._given, b".")
 
 
-def in_children(works: Sequence[Callable[[], str]], slots: Slots) -> list[str]:
+def in_children(
+    works: Sequence[Callable[[], str]], slots: Slots, tick: Callable[[int], None] = lambda _: None
+) -> list[str]:
     """Do each work in a child of its own; for each what it returned.
 
     For one that raised, its traceback; for one whose process ended otherwise, how. What children print on standard
-    error is lost: hidet draws progress bars there.
+    error is lost: hidet draws progress bars there. `tick` is called by and by with the number of works that are done.
     """
     said = [""] * len(works)
     running: dict[int, tuple[int, int]] = {}  # the pipe a child answers on -> the work's number and the child's pid
@@ -69,8 +73,10 @@ def in_children(works: Sequence[Callable[[], str]], slots: Slots) -> list[str]:
             while waiting and (not running or slots.take()):
                 taken += bool(running)
                 number = waiting.pop()
-                pid, answers = _fork(works[number])
-                running[answers] = (number, pid)
+                with _signals_later():  # until somebody knows of the child, who ends it if we are interrupted
+                    pid, answers = _fork(works[number])
+                    running[answers] = (number, pid)
+            tick(len(works) - len(waiting) - len(running))
             for answers in running.keys() & _readable([*running, *([slots.free] if waiting else [])]):
                 number, pid = running.pop(answers)
                 said[number] = _collect(pid, answers)
@@ -88,16 +94,44 @@ def in_children(works: Sequence[Callable[[], str]], slots: Slots) -> list[str]:
 
 
 def _readable(descriptors: Sequence[int]) -> set[int]:
-    """Those that can be read from, once there is one. select(2) cannot do that above 1024."""
+    """Those that can be read from, once there is one or time went by. select(2) cannot do that above 1024."""
     with selectors.DefaultSelector() as selector:
         for descriptor in descriptors:
             selector.register(descriptor, selectors.EVENT_READ)
-        return {key.fd for key, _ in selector.select()}
+        return {key.fd for key, _ in selector.select(_TICK)}
 
 
-def in_child(work: Callable[[], str]) -> str:
+def in_child(work: Callable[[], str], tick: Callable[[int], None] = lambda _: None) -> str:
     """Do one work in a child; what it returned, as `in_children` says it."""
-    return _collect(*_fork(work))
+    with Slots(0) as slots:
+        return in_children([work], slots, tick)[0]
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let Python's signal handlers run after the body: what one raises in the middle of a fork is lost.
+
+    Python calls them wherever the main thread is, in what other modules do around a fork too, where exceptions are
+    printed and forgotten. A signal mask would not help: another thread takes the signal then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    ours = [number for number, handler in handlers.items() if callable(handler)]
+    ours.sort(key=lambda number: number == signal.SIGINT)  # last: what it raises must not keep another from coming back
+    try:
+        for number in ours:
+            signal.signal(number, lambda *caught: came.append(caught))
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, handlers[number])
+    for caught, frame in came:
+        handler = handlers[signal.Signals(caught)]
+        if callable(handler):
+            handler(caught, frame)
 
 
 def _fork(work: Callable[[], str]) -> tuple[int, int]:
@@ -117,6 +151,7 @@ def _fork(work: Callable[[], str]) -> tuple[int, int]:
     gc.freeze()  # what is alive stays: collecting here would only copy its pages
     try:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        _drop_handlers()
         os.close(answers)
         if os.getppid() == parent:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -126,10 +161,17 @@ def _fork(work: Callable[[], str]) -> tuple[int, int]:
         os._exit(code)
 
 
+def _drop_handlers() -> None:
+    """Run no handler of the caller's. Ctrl-C, which comes to us too, is his to answer: he ends us if it ends him."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def _answer(pipe: int, work: Callable[[], str]) -> None:
     try:
         said = work()
-    except BaseException:  # whatever it is, Ctrl-C too: whoever waits is told
+    except BaseException:  # whatever it is: whoever waits is told
         said = traceback.format_exc()
     with open(pipe, "wb") as file:
         file.write(said.encode("utf-8", "replace"))

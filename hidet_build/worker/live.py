@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -50,15 +50,20 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def generate(jobs: Sequence[Job], parallel: int) -> list[str]:
+def generate(jobs: Sequence[Job], parallel: int, tick: Callable[[int], None] = lambda _: None) -> list[str]:
     """Write for each job what the worker's codegen step writes, into its folder.
 
-    For each job what went wrong, as text; empty where nothing did. At most `parallel` children run at once.
+    For each job what went wrong, as text; empty where nothing did. At most `parallel` children run at once. `tick` is
+    called by and by with the number of jobs that are done.
     """
     if not may_fork():
-        return [_in_this_process(job) for job in jobs]
+        said = []
+        for number, job in enumerate(jobs):
+            tick(number)
+            said.append(_in_this_process(job))
+        return said
     with Slots(parallel - 1) as slots:
-        return in_children([functools.partial(_lower, job) for job in jobs], slots)
+        return in_children([functools.partial(_lower, job) for job in jobs], slots, tick)
 
 
 def option(name: str) -> Any:
@@ -74,6 +79,11 @@ def include_folders() -> list[str]:
 
     found: list[str] = get_include_dirs()
     return found
+
+
+def on_this_machine(place: str, given: Mapping[str, str]) -> str:
+    """Where a path of a compile action's execution root is on this machine; `given` is what GIVEN says."""
+    return given.get(place) or os.path.join(hidet_tools.PACKAGE, place.removeprefix("external/hidet/"))
 
 
 def may_fork() -> bool:
@@ -168,18 +178,25 @@ def merge_types(pickles: Sequence[str], rows: Sequence[Mapping[str, Any]], out: 
 # Tasks
 
 
-def generate_task(task: Any, kind: str, options: Mapping[str, Any], folder: str, parallel: int) -> str:
+def generate_task(
+    task: Any,
+    kind: str,
+    options: Mapping[str, Any],
+    folder: str,
+    parallel: int,
+    tick: Callable[[int], None] = lambda _: None,
+) -> str:
     """Implement a task and generate the source of its candidates and of the module that calls them.
 
         <folder>/files/              what hidet puts into a task's folder beside the library
         <folder>/main/               what codegen writes, of the module with launch_0, launch_1, ...
         <folder>/candidates/<i>/     the same of each candidate, where there are several
 
-    What went wrong, as text; empty where nothing did. Runs in a child, as `generate` does.
+    What went wrong, as text; empty where nothing did. Runs in a child, as `generate` does; `tick` is called by and by.
     """
     work = functools.partial(_generate_task, task, kind, options, folder, parallel)
     if may_fork():
-        return in_child(work)
+        return in_child(work, tick)
     with _kept():
         return work()
 
@@ -218,10 +235,13 @@ def kind_of_module(module: Any) -> str:
 
 
 def module_folder(name: str) -> str:
-    """A folder of hidet's cache for a module of this name."""
-    import hidet.utils
+    """Where hidet's cache keeps a module of this name."""
+    return os.path.join(cache_folder(), "ir_modules", name)
 
-    folder: str = hidet.utils.cache_dir("ir_modules", name)
+
+def cache_folder() -> str:
+    """hidet's own cache."""
+    folder: str = os.path.abspath(option("cache_dir"))
     return folder
 
 
@@ -236,7 +256,7 @@ def task_folder(task: Any, kind: str) -> str:
 
     theirs = importlib.import_module("hidet.drivers.build_task")
     space = hidet.option.get_option("search_space")
-    base = os.path.join(os.path.abspath(hidet.option.get_option("cache_dir")), "ops")
+    base = os.path.join(cache_folder(), "ops")
     folder: str = theirs.prepare_cache_paths(base, f"{kind}_space_{space}", task)[0]
     return folder
 
@@ -266,7 +286,8 @@ def load_task(folder: str, tables: str | None = None) -> Any:
     `tables` is the folder that keeps which of several candidates is the fastest, "" to forget it; by default the
     task's own, as with hidet.
     """
-    compiled = load_compiled_task(_loadable(folder))
+    # hidet keeps what it measures beside the library, whether there is something to choose or not.
+    compiled = load_compiled_task(_loadable(folder) if os.access(folder, os.W_OK) else _copied(folder))
     if len(compiled.candidates) > 1 and type(compiled.dispatch_table) is PointsDispachTable:
         table = _CpuDispatchTable if compiled.meta_data.target == "cpu" else PointsDispachTable
         place = compiled.task_dir if tables is None else tables
@@ -293,9 +314,16 @@ def _loadable(folder: str) -> str:
         loaded = {line.split(maxsplit=5)[4] for line in maps if library in line}
     if loaded <= {str(inode)}:
         return folder
+    return _copied(folder)
+
+
+def _copied(folder: str) -> str:
+    """A copy of a folder that is there, and may be written to, as long as we live."""
     copied = tempfile.mkdtemp(prefix="hidet-build-task-")
     atexit.register(shutil.rmtree, copied, ignore_errors=True)
-    return shutil.copytree(folder, copied, dirs_exist_ok=True)
+    shutil.copytree(folder, copied, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    os.chmod(copied, 0o700)  # the folder may be read-only, and so may its files
+    return copied
 
 
 class _CpuDispatchTable(PointsDispachTable):  # type: ignore[misc]

@@ -13,18 +13,20 @@ Each folder is run three times, by `python -m pytest` in a process of its own, o
     again    the same with the store that `ours` filled, and hidet's own cache empty: nothing may be compiled
 
 Each run has a HOME of its own, so hidet's cache starts empty. The hidet that is installed is tested, not the one in the
-checkout. Needs what hidet's tests need (pytest, torch); a test that cannot be collected for want of a package counts
-on both sides, and packages (transformers) may be put on PYTHONPATH. Progress goes to stderr. On two idle cores `script`
-takes two minutes; some tests of operators_core and unit_tests compile a hundred kernels each.
+checkout. Needs what hidet's tests need: pytest, torch, and for most folders transformers; packages may be put on
+PYTHONPATH. Progress goes to stderr. On two idle cores `script` takes two minutes; some tests of operators_core and
+unit_tests compile a hundred kernels each.
 
-Exit code 0 when every test has the same outcome in all three runs and no test that passed started a compiler in the
-third; 1 when not; 2 for a wrong command line. (A test whose compilation fails compiles again: failures are not stored.)
+Exit code 0 when tests passed in each run, every test has the same outcome in all three and could be run at all, and no
+test that passed started a compiler in the third; 1 when not, with the reasons; 2 for a wrong command line. (A test
+whose compilation fails compiles again: failures are not stored.)
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -49,6 +51,7 @@ _FOLDERS = (
 _COMPILERS = ("g++", "gcc", "c++", "cc", "nvcc", "hipcc", "clang", "clang++", "cc1plus", "as", "ld", "collect2")
 _OUTCOMES = ("passed", "failed", "skipped", "error", "crashed")
 _RUNS = ("hidet", "ours", "again")
+_LAST = 5  # lines of a log that are shown
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Run:
     outcomes: Mapping[str, Outcome]
     compilers: Mapping[str, int]
     seconds: float
+    said: str  # the end of what pytest printed
 
     def line(self, name: str) -> str:
         """The counts, for people."""
@@ -78,6 +82,10 @@ class Run:
 def main(arguments: Sequence[str]) -> int:
     """Run the comparison that the command line names; its exit code."""
     options = _parse(arguments)
+    missing = [name for name in ("pytest", "hidet") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{sys.executable} has no {' and no '.join(missing)}: nothing can be tested", file=sys.stderr)
+        return 1
     with _folder(options.keep) as work:
         runs: dict[str, list[Run]] = {name: [] for name in _RUNS}
         for folder in options.folders:
@@ -88,15 +96,19 @@ def main(arguments: Sequence[str]) -> int:
         merged = {name: _merged(found) for name, found in runs.items()}
     for name, run in merged.items():
         print(run.line(name))
-    complaints = [*_differences(merged), *_compiled_again(merged["again"])]
+    complaints = [*_untested(merged), *_differences(merged), *_compiled_again(merged["again"])]
     print("\n".join(complaints) or "no test differs, and the second run compiled nothing that it could have kept")
     return 1 if complaints else 0
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.hidet_suite", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.hidet_suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkout", help="a checkout of https://github.com/hidet-org/hidet")
-    parser.add_argument("folders", nargs="*", help="folders or files below its tests/; a selection by default")
+    parser.add_argument(
+        "folders", nargs="*", default=[], help="folders or files below its tests/; a selection by default"
+    )
     parser.add_argument("--all", action="store_true", help="all folders that can run on a CPU")
     parser.add_argument("--keep", metavar="FOLDER", help="work in this folder and leave it there")
     parser.add_argument("--timeout", type=int, default=3600, help="seconds one run of one folder may take (3600)")
@@ -179,7 +191,8 @@ def _read(place: Path) -> Run:
             compilers[test] += 1
         if phase and test not in outcomes:
             outcomes[test] = Outcome("crashed", 0.0, "the process ended while it ran")
-    return Run(outcomes, compilers, float((place / "seconds").read_text()))
+    log = (place / "log").read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+    return Run(outcomes, compilers, float((place / "seconds").read_text()), "\n".join(log[-_LAST:]))
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -189,7 +202,23 @@ def _lines(path: Path) -> list[dict[str, str]]:
 def _merged(runs: Sequence[Run]) -> Run:
     outcomes = {test: outcome for run in runs for test, outcome in run.outcomes.items()}
     compilers = sum((Counter(run.compilers) for run in runs), Counter())
-    return Run(outcomes, compilers, sum(run.seconds for run in runs))
+    return Run(outcomes, compilers, sum(run.seconds for run in runs), "\n".join(run.said for run in runs))
+
+
+def _untested(runs: Mapping[str, Run]) -> list[str]:
+    """A line for each run in which no test passed, and for each test that could be run in none."""
+    found = [
+        f"{name}: no test passed; the end of what pytest said:\n{run.said}"
+        for name, run in runs.items()
+        if all(one.outcome != "passed" for one in run.outcomes.values())
+    ]
+    first, *others = runs.values()
+    for test, one in sorted(first.outcomes.items()):
+        same = [run.outcomes[test].outcome for run in others if test in run.outcomes]
+        if one.outcome == "error" and same == ["error"] * len(others):
+            reason = one.said.rstrip().rpartition("\n")[2]
+            found.append(f"could not be run: {test}: {reason}")
+    return found
 
 
 def _differences(runs: Mapping[str, Run]) -> list[str]:
