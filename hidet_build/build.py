@@ -290,7 +290,8 @@ def _summary(result: Result, engine: Engine, plan: Plan, started: float, options
     if plan.part and request.changes:  # the actions that were left out
         result.counts[Outcome.UP_TO_DATE] += request.changes.snapshot["actions"] - result.actions
     missing = [target for target in plan.wanted if not all(engine.made(file) for file in target.files)]
-    failed = [target for target in missing if any(engine.given_up(file) for file in target.files)]
+    # A step that failed while it declared others leaves none of them failed.
+    failed = [target for target in missing if any(engine.given_up(file) for file in target.files)] or missing
     counts = {outcome: count for outcome, count in result.counts.items() if count}
     return Summary(
         counts,
