@@ -237,6 +237,23 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=hint)
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """argparse's own, but for the width: it imports shutil to know it, at the first flag it is told of."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):  # it is no terminal, or closed
+        return 80
+
+
 def _parser(verb: str) -> argparse.ArgumentParser:
     epilog = {"build": EXAMPLES, "cache": _CACHE_USES, "run-jit": _RUN_JIT}.get(verb)
     parser = _Parser(
@@ -244,7 +261,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         description=VERBS[verb],
         epilog=epilog,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     if verb in ("build", "query", "clean", "info", "cache"):
         parser.add_argument("--output_base", metavar="DIR", help="where outputs and state go (default: hidet-out)")

@@ -204,9 +204,14 @@ def raise_all(errors: Sequence[BuildError]) -> None:
         raise ErrorGroup(errors)
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    """A hint that names the nearest of `choices`, or None where nothing is near."""
+def nearest(word: str, choices: Iterable[str], count: int = 3, least: float = 0.6) -> list[str]:
+    """Those of `choices` that are most like `word`; each at least so much, of 1."""
     from difflib import get_close_matches  # 2 ms, and only where something is wrong
 
-    near = get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return get_close_matches(word, list(choices), count, least)
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """A hint that names the nearest of `choices`, or None where nothing is near."""
+    near = nearest(word, choices, 1)
     return f"did you mean {near[0]!r}?" if near else None

@@ -18,11 +18,10 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
-from hidet_build.errors import BuildError, LoadError, Location, raise_all
+from hidet_build.errors import BuildError, LoadError, Location, nearest, raise_all
 
 BUILD_FILE = "BUILD.yaml"
 IGNORE_FILE = ".hidetbuildignore"
@@ -263,13 +262,13 @@ class Workspace:
         packages = [name for name in self.walk_packages().packages if name and name != package]
         last = package.rpartition("/")[2]
         same_name = [name for name in packages if name.rpartition("/")[2] == last]
-        return tuple(dict.fromkeys([*get_close_matches(package, packages, cutoff=0.75), *same_name]))[:3]
+        return tuple(dict.fromkeys([*nearest(package, packages, least=0.75), *same_name]))[:3]
 
     def near_files(self, path: str) -> tuple[str, ...]:
         """Files with a name like `path`: beside it, else of the same name elsewhere in its package. For hints."""
         folder, _, name = path.rpartition("/")
         listing = self.listing(folder)
-        beside = get_close_matches(name, listing.files) if listing else []
+        beside = nearest(name, listing.files) if listing else []
         if beside:
             return tuple(_join(folder, near) for near in beside)
         package = self.owner(path)
