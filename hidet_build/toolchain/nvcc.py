@@ -79,10 +79,12 @@ def _probe(search: Search, driver: str, path: str, cxx: Toolchain, location: Loc
     each for itself and of the others the folders, which change with what an installer does: a stat of all 1,900 in
     every build would cost more than it is worth.
     """
-    from tempfile import TemporaryDirectory  # 6 ms, and most invocations only remember
+    from concurrent.futures import ThreadPoolExecutor  # with the next 10 ms, and most invocations only remember
+    from tempfile import TemporaryDirectory
 
     variables = (("NVCC_CCBIN", cxx.executables["g++"]),)
-    with TemporaryDirectory(prefix="hidet-build-") as scratch:
+    # nvcc takes seconds to answer; files are read meanwhile.
+    with TemporaryDirectory(prefix="hidet-build-") as scratch, ThreadPoolExecutor(2) as beside:
         environment = {**clean_environment(path), **dict(variables), "TMPDIR": scratch}
         ask = Questions(search.run, driver, environment, location)
         version = _version(ask.text("--version"), driver, location)
@@ -92,7 +94,9 @@ def _probe(search: Search, driver: str, path: str, cxx: Toolchain, location: Loc
         said = dict(re.findall(r"^#\$ (\w+)= *(.*)$", dry, re.MULTILINE))
         folders = re.findall(r'"(?:-I|-isystem" ")([^"]+)"', f"{said.get('INCLUDES')} {said.get('SYSTEM_INCLUDES')}")
         includes = list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
-        headers = make_prerequisites(ask.text("-M", "-std=c++17", source))[1:]
+        prerequisites = beside.submit(ask.text, "-M", "-std=c++17", source)
+        architectures = beside.submit(_architectures, ask)
+        everything = _headers(includes)
 
         evidence = Evidence("nvcc", version)
         evidence.count(cxx.identity)
@@ -106,12 +110,15 @@ def _probe(search: Search, driver: str, path: str, cxx: Toolchain, location: Loc
         evidence.add("profile", filter(os.path.isfile, [os.path.join(home, "nvcc.profile")]))
         evidence.add("device library", _bitcode(said.get("NVVMIR_LIBRARY_DIR", "")))
         evidence.add("runtime", _runtime(said))
+        headers = make_prerequisites(prerequisites.result())[1:]
         evidence.add("header", (header for header in headers if _is_below(header, includes)))
-        _count_headers(includes, evidence)
+        for place, found in everything:
+            evidence.watch([place])
+            for text in found:
+                evidence.count(text)
         evidence.watch([os.path.join(home, _QUERY)])
-        architectures = _architectures(ask)
     executables = {"nvcc": driver, "sh": next(programs("sh", path.split(":")), "/bin/sh")}
-    return evidence.toolchain(executables, path, architectures, variables)
+    return evidence.toolchain(executables, path, architectures.result(), variables)
 
 
 def _version(text: str, driver: str, location: Location | None) -> str:
@@ -148,16 +155,16 @@ def _is_below(path: str, folders: Sequence[str]) -> bool:
     return any(place.startswith(f"{folder}/") for folder in folders)
 
 
-def _count_headers(folders: Sequence[str], evidence: Evidence) -> None:
+def _headers(folders: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each folder in or below `folders`, with the path and the digest of each file in it."""
+    found = []
     for folder in folders:
         for place, below, names in os.walk(folder, followlinks=True):
             below.sort()
-            evidence.watch([place])
-            for name in sorted(names):
-                path = os.path.join(place, name)
-                if os.path.isfile(path):
-                    evidence.count(os.path.relpath(path, folder))
-                    evidence.count(digest.of_file(path).hash)
+            paths = [path for name in sorted(names) if os.path.isfile(path := os.path.join(place, name))]
+            counted = [(os.path.relpath(path, folder), digest.of_file(path).hash) for path in paths]
+            found.append((place, [text for pair in counted for text in pair]))
+    return found
 
 
 def _architectures(ask: Questions) -> tuple[str, ...]:
